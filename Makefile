@@ -1,0 +1,54 @@
+# make demo   trains and compares two recommenders on the bundled ratings (about two minutes)
+# make test   checks the style and the types, runs the tests; make check adds the tests that take longer
+# Each sets up .venv on its first run. The other targets are for working on fastcl itself.
+
+TORCH ?= 2.13.0
+PYTHON ?= python3
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+CXX_FILES := $(shell find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
+# Folders too, so that a deleted source counts as a change.
+BUILD_INPUTS := setup.py pyproject.toml $(shell find csrc)
+
+.PHONY: demo test check build lint format bench clean
+
+demo: .venv/fastcl-recsys
+	$(BIN)/fastcl demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+check: lint
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+build: .venv/fastcl-test
+
+lint: .venv/fastcl-test
+	$(BIN)/ruff check
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(BIN)/mypy
+
+format: .venv/fastcl-test
+	$(BIN)/ruff check --fix
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+bench: .venv/fastcl-test
+	$(BIN)/python -m benchmarks.bench_contrast
+
+clean:
+	rm -rf .venv build dist fastcl.egg-info fastcl/_C*.so .hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+# Stamps. Another TORCH replaces the one installed; its stamp goes with it.
+.venv/torch-$(TORCH):
+	$(PYTHON) -m venv .venv
+	$(PIP) install torch==$(TORCH)
+	rm -f .venv/torch-*
+	touch $@
+
+# Python files need no new install (it is editable); the extension and the metadata do.
+.venv/fastcl-%: .venv/torch-$(TORCH) $(BUILD_INPUTS)
+	$(PIP) install --editable '.[$*]'
+	touch $@
+
+.venv/fastcl-test: export FASTCL_WERROR = 1

@@ -1,0 +1,57 @@
+// The last line of defence before raw pointers: what Python has checked with good messages is checked here once more,
+// so that a call that bypasses `fastcl.contrast` fails instead of reading foreign memory.
+#pragma once
+#include <string>
+
+#include "contrast.h"
+#include "torch_shim.h"
+
+namespace fastcl {
+
+inline void check(bool ok, const std::string& message) {
+  if (!ok) throw std::runtime_error("fastcl.contrast: " + message);
+}
+
+inline std::string shape_of(const Tensor& t) {
+  std::string s = "[";
+  for (int64_t i = 0; i < t.dim(); ++i) s += (i != 0 ? ", " : "") + std::to_string(t.size(i));
+  return s + "]";
+}
+
+inline DType dtype_of(const Tensor& t, const char* name) {
+  const int32_t d = t.dtype();
+  if (d == aoti_torch_dtype_float32()) return DType::kFloat32;
+  if (d == aoti_torch_dtype_float64()) return DType::kFloat64;
+  if (d == aoti_torch_dtype_bfloat16()) return DType::kBFloat16;
+  if (d == aoti_torch_dtype_float16()) return DType::kFloat16;
+  throw std::runtime_error(std::string("fastcl.contrast: ") + name +
+                           ": expected float64, float32, bfloat16 or float16");
+}
+
+// An optional tensor is absent as [0]; beside an empty query or key a present one looks the same, which does no harm.
+inline bool present(const Tensor& t) { return t.dim() != 1 || t.size(0) != 0; }
+
+inline Matrix matrix_of(const Tensor& t, int64_t rows, int64_t features, const char* name) {
+  check(t.dim() == 2 && t.size(0) == rows && t.size(1) == features,
+        std::string(name) + ": expected shape [" + std::to_string(rows) + ", " + std::to_string(features) + "], got " +
+            shape_of(t));
+  check(t.contiguous(), std::string(name) + ": expected a contiguous tensor");
+  return {t.read<void>(), dtype_of(t, name)};
+}
+
+inline Matrix vector_of(const Tensor& t, int64_t length, const char* name) {
+  check((t.dim() == 1 && t.size(0) == length) || (t.dim() == 0 && length == 1),
+        std::string(name) + ": expected shape [" + std::to_string(length) + "], got " + shape_of(t));
+  check(t.contiguous(), std::string(name) + ": expected a contiguous tensor");
+  return {t.read<void>(), dtype_of(t, name)};
+}
+
+inline const int64_t* ids_of(const Tensor& t, int64_t length, const char* name) {
+  if (!present(t)) return nullptr;
+  check(
+      t.dim() == 1 && t.size(0) == length && t.contiguous() && t.dtype() == aoti_torch_dtype_int64(),
+      std::string(name) + ": expected a contiguous int64 tensor [" + std::to_string(length) + "], got " + shape_of(t));
+  return t.read<int64_t>();
+}
+
+}  // namespace fastcl

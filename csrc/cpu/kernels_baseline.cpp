@@ -1,0 +1,17 @@
+// Kernels for whatever the compiler's default target has; on x86-64 that is SSE2.
+#include <cmath>
+#include <cstdint>
+
+#include "contrast.h"
+
+#define FASTCL_ISA_NAMESPACE baseline
+#define FASTCL_VECTOR_BYTES 16
+#define FASTCL_TILE_ROWS 4
+#include "cpu/kernels.inl.h"
+
+namespace fastcl {
+static bool supported() { return true; }
+
+extern const Isa isa_baseline;
+const Isa isa_baseline{"baseline", supported, baseline::table<float>(), baseline::table<double>()};
+}  // namespace fastcl

@@ -1,0 +1,147 @@
+// Our declarations of LibTorch's stable C ABI (torch >= 2.11), and the few RAII types on top of it. Building needs no
+// torch at all: the symbols are found in the torch that is already loaded. tests/check_shim.cpp compiles this file
+// beside torch's own headers, where a differing signature is a compile error. Nothing here knows what an op computes.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+struct AtenTensorOpaque;
+using AtenTensorHandle = AtenTensorOpaque*;
+struct TorchLibraryOpaque;
+using TorchLibraryHandle = TorchLibraryOpaque*;
+using AOTITorchError = int32_t;
+using StableIValue = uint64_t;
+
+#define FASTCL_SHIM __attribute__((__visibility__("default")))
+extern "C" {
+FASTCL_SHIM int32_t aoti_torch_device_type_cpu();
+FASTCL_SHIM int32_t aoti_torch_dtype_float32();
+FASTCL_SHIM int32_t aoti_torch_dtype_float64();
+FASTCL_SHIM int32_t aoti_torch_dtype_bfloat16();
+FASTCL_SHIM int32_t aoti_torch_dtype_float16();
+FASTCL_SHIM int32_t aoti_torch_dtype_int64();
+FASTCL_SHIM AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle);
+FASTCL_SHIM AOTITorchError aoti_torch_get_data_ptr(AtenTensorHandle, void**);
+FASTCL_SHIM AOTITorchError torch_get_const_data_ptr(AtenTensorHandle, const void**);
+FASTCL_SHIM AOTITorchError aoti_torch_get_dim(AtenTensorHandle, int64_t*);
+FASTCL_SHIM AOTITorchError aoti_torch_get_size(AtenTensorHandle, int64_t, int64_t*);
+FASTCL_SHIM AOTITorchError aoti_torch_get_dtype(AtenTensorHandle, int32_t*);
+FASTCL_SHIM AOTITorchError aoti_torch_is_contiguous(AtenTensorHandle, bool*);
+FASTCL_SHIM AOTITorchError aoti_torch_empty_strided(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t,
+                                                    AtenTensorHandle*);
+FASTCL_SHIM AOTITorchError aoti_torch_library_init_impl(const char*, const char*, const char*, uint32_t,
+                                                        TorchLibraryHandle*);
+FASTCL_SHIM AOTITorchError torch_library_impl(TorchLibraryHandle, const char*,
+                                              void (*)(StableIValue*, uint64_t, uint64_t), uint64_t);
+FASTCL_SHIM AOTITorchError torch_parallel_for(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void*), void*);
+}
+
+namespace fastcl {
+
+inline void torch_ok(AOTITorchError error, const char* call) {
+  if (error != 0) throw std::runtime_error(std::string("fastcl: LibTorch call failed: ") + call);
+}
+#define FASTCL_OK(call) ::fastcl::torch_ok((call), #call)
+
+// Owns one tensor handle.
+class Tensor {
+ public:
+  explicit Tensor(StableIValue value) { std::memcpy(&handle_, &value, sizeof handle_); }
+  Tensor(Tensor&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(const Tensor&) = delete;
+  ~Tensor() {
+    if (handle_ != nullptr) aoti_torch_delete_tensor_object(handle_);
+  }
+
+  static Tensor empty(std::initializer_list<int64_t> sizes, int32_t dtype) {
+    int64_t strides[4] = {};
+    int64_t stride = 1;
+    for (int64_t i = static_cast<int64_t>(sizes.size()) - 1; i >= 0; --i) {
+      strides[i] = stride;
+      stride *= sizes.begin()[i];
+    }
+    AtenTensorHandle handle = nullptr;
+    FASTCL_OK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype,
+                                       aoti_torch_device_type_cpu(), 0, &handle));
+    return Tensor(handle);
+  }
+
+  template <class T>
+  const T* read() const {
+    const void* p = nullptr;
+    FASTCL_OK(torch_get_const_data_ptr(handle_, &p));
+    return static_cast<const T*>(p);
+  }
+  template <class T>
+  T* write() const {
+    void* p = nullptr;
+    FASTCL_OK(aoti_torch_get_data_ptr(handle_, &p));
+    return static_cast<T*>(p);
+  }
+  int64_t dim() const {
+    int64_t v = 0;
+    FASTCL_OK(aoti_torch_get_dim(handle_, &v));
+    return v;
+  }
+  int64_t size(int64_t d) const {
+    int64_t v = 0;
+    FASTCL_OK(aoti_torch_get_size(handle_, d, &v));
+    return v;
+  }
+  int32_t dtype() const {
+    int32_t v = 0;
+    FASTCL_OK(aoti_torch_get_dtype(handle_, &v));
+    return v;
+  }
+  bool contiguous() const {
+    bool v = false;
+    FASTCL_OK(aoti_torch_is_contiguous(handle_, &v));
+    return v;
+  }
+  StableIValue release() {
+    StableIValue value = 0;
+    AtenTensorHandle handle = std::exchange(handle_, nullptr);
+    std::memcpy(&value, &handle, sizeof handle);
+    return value;
+  }
+
+ private:
+  explicit Tensor(AtenTensorHandle handle) : handle_(handle) {}
+  AtenTensorHandle handle_ = nullptr;
+};
+
+inline double to_double(StableIValue value) {
+  double x = 0;
+  std::memcpy(&x, &value, sizeof x);
+  return x;
+}
+
+inline bool to_bool(StableIValue value) { return (value & 0xff) != 0; }
+
+// f(begin, end) on torch's own threads. f must not throw: torch would lose the message.
+template <class F>
+void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
+  FASTCL_OK(torch_parallel_for(
+      begin, end, grain, [](int64_t b, int64_t e, void* context) { (*static_cast<const F*>(context))(b, e); },
+      const_cast<void*>(static_cast<const void*>(&f))));
+}
+
+using OpFunction = void (*)(StableIValue*, uint64_t, uint64_t);
+
+// Registers kernels for one dispatch key. The library handle is never freed: torch may call the kernels until the
+// process ends.
+inline bool register_ops(const char* key, std::initializer_list<std::pair<const char*, OpFunction>> ops) {
+  constexpr uint64_t kAbiVersion = (2ull << 56) | (11ull << 48);
+  TorchLibraryHandle library = nullptr;
+  FASTCL_OK(aoti_torch_library_init_impl("fastcl", key, __FILE__, __LINE__, &library));
+  for (const auto& [name, function] : ops) FASTCL_OK(torch_library_impl(library, name, function, kAbiVersion));
+  return true;
+}
+
+}  // namespace fastcl

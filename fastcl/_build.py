@@ -1,0 +1,46 @@
+"""What was built and what runs: the compiled part, its instruction sets, torch and threads. Touches no tensor."""
+
+import importlib.metadata
+from typing import Any
+
+import torch
+
+from fastcl import _C
+
+
+def config() -> dict[str, Any]:
+    """Build and run-time facts; `isas` are the compiled ones this processor runs, slowest first, `isa` the active one.
+
+    >>> sorted(config())
+    ['compiled_isas', 'cuda', 'isa', 'isas', 'threads', 'torch', 'version']
+    """
+    return {
+        "version": importlib.metadata.version("fastcl"),
+        "compiled_isas": list(_C.compiled_isas()),
+        "isas": list(_C.usable_isas()),
+        "isa": _C.active_isa(),
+        "cuda": "none: this version has no CUDA kernels; CUDA tensors run through chunked PyTorch",
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def show_config() -> None:
+    """Prints `config()`, a line each."""
+    for name, value in config().items():
+        print(f"{name:15}{', '.join(value) if isinstance(value, list) else value}")
+
+
+def set_isa(name: str) -> str:
+    """Makes the CPU kernels use instruction set `name` from now on, in the whole process; returns the one used before.
+
+    For tests and benchmarks; the environment variable FASTCL_ISA sets the choice at start-up. ValueError names the
+    choices.
+
+    >>> before = set_isa("baseline")
+    >>> _ = set_isa(before)
+    """
+    usable = list(_C.usable_isas())
+    if name not in usable:
+        raise ValueError(f"isa: expected one of {usable} (compiled and supported by this processor), got {name!r}")
+    return str(_C.set_isa(name))

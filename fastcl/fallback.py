@@ -1,0 +1,130 @@
+"""The op's two kernels in chunked PyTorch, for devices the compiled part does not serve; memory O(chunk * M).
+
+Registered under every dispatch key at once, so a compiled kernel, where there is one, simply takes precedence. It must
+agree with the kernels in every rule of `fastcl.ops.contrast`; it is no place for features of its own.
+"""
+
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+# Bounds the logits held at once to 16 MiB in float32: enough work per launch, small beside the inputs it serves.
+_CHUNK_ELEMENTS = 1 << 22
+_announced: set[str] = set()
+
+
+def _announce(device: torch.device) -> None:
+    if device.type not in _announced:
+        _announced.add(device.type)
+        warnings.warn(
+            f"fastcl has no compiled kernel for {device.type} here; using chunked PyTorch (see fastcl.show_config())",
+            stacklevel=2,
+        )
+
+
+def compute_dtype(*tensors: Tensor) -> torch.dtype:
+    """The type the op computes and answers in: float64 if any input is, else float32."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+
+
+def _row_scale(scale: Tensor, factor: float, n: int, like: Tensor) -> Tensor:
+    if scale.dim() == 1 and scale.numel() == 0 and n != 0:
+        return torch.full((n,), factor, dtype=like.dtype, device=like.device)
+    return (scale.to(like) * factor).expand(n)
+
+
+def _chunks(n: int, m: int) -> Iterator[slice]:
+    step = max(1, _CHUNK_ELEMENTS // max(1, m))
+    return (slice(a, min(n, a + step)) for a in range(0, n, step))
+
+
+def _logits(q: Tensor, k: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor, rows: slice) -> Tensor:
+    x = q[rows] @ k.T
+    if bias.numel():
+        x = x + bias.to(x)
+    if row_id.numel():
+        x = x.masked_fill(row_id[rows, None] == col_id, -torch.inf)
+    return x
+
+
+def forward(
+    query: Tensor,  # [N, D]
+    key: Tensor,  # [M, D]
+    positive: Tensor,  # [N, D], or [0]
+    scale: Tensor,  # [], [N], or [0]
+    bias: Tensor,  # [M], or [0]
+    row_id: Tensor,  # [N], or [0]
+    col_id: Tensor,  # [M], or [0]
+    factor: float,
+    row_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    _announce(query.device)
+    dtype = compute_dtype(query, key, positive)
+    n, m = query.shape[0], key.shape[0]
+    q, k = query.to(dtype), key.to(dtype)
+    s = _row_scale(scale, factor, n, q)
+    pos = s * (q * positive.to(dtype)).sum(1) if positive.dim() == 2 else q.new_empty(0)
+    lse = q.new_full((n,), -torch.inf)
+    mean_key = torch.zeros_like(q) if row_grad else q.new_empty(0)
+    scaled = q * s[:, None]
+    for rows in _chunks(n, m) if m else ():
+        x = _logits(scaled, k, bias, row_id, col_id, rows)
+        lse[rows] = torch.logsumexp(x, 1)
+        if row_grad:
+            mean_key[rows] = _weights(x, lse[rows]) @ k
+    return pos, lse, mean_key
+
+
+def _weights(x: Tensor, lse: Tensor) -> Tensor:
+    """exp(x - lse); zero, not NaN, in a row with nothing in its sum."""
+    return torch.exp(x - lse.masked_fill(lse == -torch.inf, torch.inf)[:, None])
+
+
+def backward(
+    grad_pos: Tensor,
+    grad_lse: Tensor,
+    query: Tensor,
+    key: Tensor,
+    positive: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    row_id: Tensor,
+    col_id: Tensor,
+    lse: Tensor,
+    mean_key: Tensor,
+    factor: float,
+    query_grad: bool,
+    key_grad: bool,
+    positive_grad: bool,
+    scale_grad: bool,
+    bias_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    q = query.to(lse.dtype)
+    none = q.new_empty(0)
+    # A row with nothing in its sum passes nothing on, whatever a loss on top sends into it.
+    grad_lse = grad_lse.masked_fill(lse == -torch.inf, 0.0)
+    s = _row_scale(scale, factor, q.shape[0], q)
+    d_query = d_key = d_positive = d_scale = d_bias = none
+    if query_grad or scale_grad:
+        row = grad_lse[:, None] * mean_key
+        if positive.dim() == 2:
+            row = row + grad_pos[:, None] * positive.to(q)
+        d_query = (s[:, None] * row).to(query.dtype) if query_grad else none
+        d_scale = factor * (q * row).sum(1) if scale_grad else none
+    if positive_grad:
+        d_positive = ((s * grad_pos)[:, None] * q).to(positive.dtype)
+    if key_grad or bias_grad:
+        k = key.to(q)
+        d_key = torch.zeros_like(k) if key_grad else none
+        d_bias = k.new_zeros(k.shape[0]) if bias_grad else none
+        scaled = q * s[:, None]
+        for rows in _chunks(q.shape[0], k.shape[0]) if k.shape[0] else ():
+            w = _weights(_logits(scaled, k, bias, row_id, col_id, rows), lse[rows]) * grad_lse[rows, None]
+            if key_grad:
+                d_key += w.T @ scaled[rows]
+            if bias_grad:
+                d_bias += w.sum(0)
+        d_key = d_key.to(key.dtype)
+    return d_query, d_key, d_positive, d_scale, d_bias

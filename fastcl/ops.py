@@ -1,0 +1,267 @@
+"""The one op, `contrast`: schemas, fake kernels, autograd. What every loss shares, and no loss's formula.
+
+The kernels live in the compiled part (CPU) or in fallback.py (everything else) and know just two ops: forward and
+backward.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from fastcl import fallback
+from fastcl.fallback import compute_dtype
+
+_lib = torch.library.Library("fastcl", "DEF")
+# An optional tensor crosses the op boundary as an empty 1-D tensor: the stable C ABI has no cheap Optional.
+_lib.define(
+    "contrast_forward(Tensor query, Tensor key, Tensor positive, Tensor scale, Tensor bias, "
+    "Tensor row_id, Tensor col_id, float factor, bool row_grad) -> (Tensor pos, Tensor lse, Tensor mean_key)"
+)
+_lib.define(
+    "contrast_backward(Tensor grad_pos, Tensor grad_lse, Tensor query, Tensor key, Tensor positive, Tensor scale, "
+    "Tensor bias, Tensor row_id, Tensor col_id, Tensor lse, Tensor mean_key, float factor, bool query_grad, "
+    "bool key_grad, bool positive_grad, bool scale_grad, bool bias_grad) "
+    "-> (Tensor grad_query, Tensor grad_key, Tensor grad_positive, Tensor grad_scale, Tensor grad_bias)"
+)
+_lib.impl("contrast_forward", fallback.forward, "CompositeExplicitAutograd")
+_lib.impl("contrast_backward", fallback.backward, "CompositeExplicitAutograd")
+
+from fastcl import _C  # noqa: E402, F401  registers the CPU kernels, so it comes after torch and the schemas
+
+
+@torch.library.register_fake("fastcl::contrast_forward", lib=_lib)
+def _(query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor,
+      factor: float, row_grad: bool) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dtype = compute_dtype(query, key, positive)
+    n = query.shape[0]
+    return (
+        query.new_empty(n if positive.dim() == 2 else 0, dtype=dtype),
+        query.new_empty(n, dtype=dtype),
+        query.new_empty((n, query.shape[1]) if row_grad else (0,), dtype=dtype),
+    )
+
+
+@torch.library.register_fake("fastcl::contrast_backward", lib=_lib)
+def _(grad_pos: Tensor, grad_lse: Tensor, query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor,
+      row_id: Tensor, col_id: Tensor, lse: Tensor, mean_key: Tensor, factor: float, query_grad: bool, key_grad: bool,
+      positive_grad: bool, scale_grad: bool, bias_grad: bool) -> tuple[Tensor, ...]:  # fmt: skip
+    def like(wanted: bool, t: Tensor, shape: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
+        return t.new_empty(shape if wanted else (0,), dtype=dtype if wanted else lse.dtype)
+
+    return (
+        like(query_grad, query, tuple(query.shape), query.dtype),
+        like(key_grad, key, tuple(key.shape), key.dtype),
+        like(positive_grad, positive, tuple(positive.shape), positive.dtype),
+        like(scale_grad, lse, (query.shape[0],), lse.dtype),
+        like(bias_grad, lse, (key.shape[0],), lse.dtype),
+    )
+
+
+_forward = torch.ops.fastcl.contrast_forward.default
+_backward = torch.ops.fastcl.contrast_backward.default
+_NONE = torch.empty(0)
+
+
+class _Backward(Function):
+    """The backward op as a Function, so that differentiating it once more is an error instead of a silent None."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, ...]:
+        return _backward(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(
+            "fastcl.contrast: double backward is not supported; fastcl.reference has twins that allow it"
+        )
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], lse: Tensor, mean_key: Tensor) -> None:
+    query, key, positive, scale, bias, row_id, col_id, factor = inputs[:8]
+    if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[4]):
+        # Frozen columns take no part in the backward pass. Not saving them is what lets a queue be overwritten in
+        # between.
+        key = bias = col_id = _NONE
+    ctx.save_for_backward(query, key, positive, scale, bias, row_id, col_id, lse, mean_key)
+    ctx.factor = factor
+
+
+def _grads(ctx: Any, grad_pos: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
+    query, key, positive, scale, bias, row_id, col_id, lse, mean_key = ctx.saved_tensors
+    needs = ctx.needs_input_grad[:5]
+    args = (
+        grad_pos.contiguous(),
+        grad_lse.contiguous(),
+        query,
+        key,
+        positive,
+        scale,
+        bias,
+        row_id,
+        col_id,
+        lse,
+        mean_key,
+    )
+    flags = (needs[0], needs[1], needs[2], needs[3], needs[4])
+    run = _Backward.apply if torch.is_grad_enabled() else _backward
+    d_query, d_key, d_positive, d_scale, d_bias = run(*args, ctx.factor, *flags)
+    if needs[3]:
+        d_scale = (d_scale.sum() if scale.dim() == 0 else d_scale).to(scale.dtype)
+    if needs[4]:
+        d_bias = d_bias.to(bias.dtype)
+    grads = (d_query, d_key, d_positive, d_scale, d_bias)
+    return *(g if wanted else None for g, wanted in zip(grads, needs, strict=True)), None, None, None
+
+
+class _Eager(Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        row_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[3]
+        pos, lse, mean_key = _forward(*inputs, row_grad)
+        _save(ctx, inputs, lse, mean_key)
+        return pos, lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _grads(ctx, *grads)
+
+
+class _Functorch(Function):
+    """The same for torch.func, which needs `setup_context`: 16 us a call, so plain autograd goes without."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> Any:
+        return _forward(*inputs, True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, lse, mean_key = output
+        ctx.mark_non_differentiable(mean_key)
+        _save(ctx, inputs, lse, mean_key)
+
+    @staticmethod
+    def backward(ctx: Any, grad_pos: Tensor, grad_lse: Tensor, _: Any) -> Any:
+        return _grads(ctx, grad_pos, grad_lse)
+
+
+# Private, but present in every torch this package supports; without it torch.func would see plain autograd only.
+_functorch_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def _matrix(
+    name: str, t: Any, rows: int | None = None, cols: int | None = None, device: torch.device | None = None
+) -> None:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(t).__name__}")
+    if t.dtype not in _FLOATS:
+        raise TypeError(f"{name}: expected dtype float64, float32, bfloat16 or float16, got {t.dtype}")
+    if t.dim() != 2 or (rows is not None and t.shape[0] != rows) or (cols is not None and t.shape[1] != cols):
+        wanted = f"[{'*' if rows is None else rows}, {'*' if cols is None else cols}]"
+        raise ValueError(f"{name}: expected shape {wanted}, got {list(t.shape)}")
+    if device is not None and t.device != device:
+        raise ValueError(f"{name}: expected device {device} (where query is), got {t.device}")
+
+
+def _vector(name: str, t: Any, length: int, dtypes: tuple[torch.dtype, ...], device: torch.device) -> None:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(t).__name__}")
+    if t.dtype not in dtypes:
+        wanted = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
+        raise TypeError(f"{name}: expected dtype {wanted}, got {t.dtype}")
+    if t.shape != (length,):
+        raise ValueError(f"{name}: expected shape [{length}], got {list(t.shape)}")
+    if t.device != device:
+        raise ValueError(f"{name}: expected device {device} (where query is), got {t.device}")
+
+
+def contrast(
+    query: Tensor,  # [N, D]
+    key: Tensor,  # [M, D]
+    positive: Tensor | None = None,  # [N, D]
+    *,
+    scale: float | Tensor = 1.0,  # a number, [] or [N]
+    bias: Tensor | None = None,  # [M]
+    row_id: Tensor | None = None,  # [N]
+    col_id: Tensor | None = None,  # [M]
+) -> tuple[Tensor | None, Tensor]:
+    """The two numbers per row that every contrastive loss is made of, without storing the N x M logits.
+
+        pos_i = scale_i <q_i, p_i>
+        lse_i = log sum over { j : row_id_i != col_id_j } of exp(scale_i <q_i, k_j> + bias_j)
+
+    Args:
+        query: [N, D], float64, float32, bfloat16 or float16, any strides.
+        key: [M, D]; M may be 0.
+        positive: [N, D]; without it `pos` is None. The positive takes no part in the sum.
+        scale: 1 / temperature: a number, a 0-d tensor or one value a row [N]. Tensors get their gradient.
+        bias: [M], added to a column's logits (minus the log sampling probability, for instance); -inf takes the column
+            out.
+        row_id, col_id: [N] and [M], int64, both or neither: a column whose id equals the row's is left out of that
+            row's sum.
+
+    Returns:
+        (pos [N] or None, lse [N]), float32, or float64 if query, key or positive is. A row with nothing to sum has lse
+        = -inf and zero gradient. NaN inputs give NaN in the rows they touch.
+
+    Gradients: query, key, positive, scale and bias; only what is needed is computed. Keys without requires_grad cost no
+    backward
+    product and are not saved: their storage may be overwritten between forward and backward. Backward may run more than
+    once; differentiating it again raises RuntimeError.
+
+    Errors: TypeError for types and dtypes, ValueError for shapes, devices and values, each naming the argument.
+
+    >>> import torch
+    >>> q, k = torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    >>> pos, lse = contrast(q, k, k[:2], scale=2.0)
+    >>> [round(v, 4) for v in lse.tolist()]  # log(e^2 + e^0 + e^2), twice
+    [2.7586, 2.7586]
+    """
+    _matrix("query", query)
+    n, d = query.shape
+    _matrix("key", key, None, d, query.device)
+    m = key.shape[0]
+    if positive is not None:
+        _matrix("positive", positive, n, d, query.device)
+    if isinstance(scale, Tensor):
+        if scale.dim() == 0:
+            if scale.dtype not in _FLOATS:
+                raise TypeError(f"scale: expected a floating dtype, got {scale.dtype}")
+        else:
+            _vector("scale", scale, n, _FLOATS, query.device)
+    elif isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(f"scale: expected a number or a tensor, got {type(scale).__name__}")
+    if bias is not None:
+        _vector("bias", bias, m, _FLOATS, query.device)
+    if (row_id is None) != (col_id is None):
+        raise ValueError(
+            f"{'row_id' if row_id is None else 'col_id'}: expected both row_id and col_id or neither, got one of them"
+        )
+    if row_id is not None:
+        _vector("row_id", row_id, n, (torch.int64,), query.device)
+        _vector("col_id", col_id, m, (torch.int64,), query.device)
+    scale_t, factor = (scale, 1.0) if isinstance(scale, Tensor) else (_NONE, float(scale))
+    optional = (positive, scale_t, bias, row_id, col_id)
+    tensors = [query.contiguous(), key.contiguous(), *(_NONE if t is None else t.contiguous() for t in optional)]
+    if torch.compiler.is_compiling():
+        # Dynamo refuses a Function that gets one tensor twice, as in-batch negatives (positive is key) do.
+        tensors = [t.view_as(t) for t in tensors]
+    inputs = (*tensors, factor)
+    if _functorch_active():
+        pos, lse, _ = _Functorch.apply(*inputs)
+    elif torch.is_grad_enabled() and any(t.requires_grad for t in inputs[:5]):
+        pos, lse = _Eager.apply(*inputs)
+    else:
+        pos, lse, _ = _forward(*inputs, False)
+    return (None if positive is None else pos), lse

@@ -1,0 +1,243 @@
+"""From a batch to `Rows`: normalisation, the segments of negatives, their merging, the refusal of bad arguments.
+
+What all losses share around the op. No loss formula belongs here, and no similarity is computed here except with
+negatives private to a query, which are too few for a kernel.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fastcl.fallback import compute_dtype
+from fastcl.ops import contrast
+
+
+class Queue(Protocol):
+    """What a loss reads of a queue; `fastcl.NegativeQueue` is one."""
+
+    @property
+    def keys(self) -> Tensor: ...
+    @property
+    def ids(self) -> Tensor | None: ...
+    @property
+    def log_q(self) -> Tensor | None: ...
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a formula sees of the batch: two numbers per row, and on demand a third."""
+
+    pos: Tensor  # [N]
+    lse: Tensor  # [N], over all segments; -inf where there is nothing to contrast with
+    count: Callable[[], Tensor]  # () -> [N], the number of columns in each row's sum
+
+
+REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"mean": torch.mean, "sum": torch.sum, "none": lambda loss: loss}
+
+
+class Negatives(NamedTuple):
+    """A caller's sources of negatives, as given."""
+
+    keys: Tensor | None
+    in_batch: bool | None
+    queue: Queue | None
+    ids: Tensor | None
+    key_ids: Tensor | None
+    log_q: Tensor | None
+    key_log_q: Tensor | None
+
+
+class _Segment(NamedTuple):
+    """Columns shared by all rows. `own` marks the batch's positives, among which every row meets its own."""
+
+    keys: Tensor  # [M, D]
+    ids: Tensor | None  # [M]
+    log_q: Tensor | None  # [M]
+    own: bool = False
+
+
+def _segments(positive_key: Tensor, given: Negatives) -> list[_Segment]:
+    segments = []
+    if given.keys is None if given.in_batch is None else given.in_batch:
+        segments.append(_Segment(positive_key, given.ids, given.log_q, own=True))
+    if given.keys is not None and given.keys.dim() == 2:
+        segments.append(_Segment(given.keys, given.key_ids, given.key_log_q))
+    if given.queue is not None:
+        segments.append(_Segment(given.queue.keys.detach(), given.queue.ids, given.queue.log_q))
+    return segments
+
+
+def rows_of(query: Tensor, positive_key: Tensor, temperature: float | Tensor, given: Negatives) -> Rows:
+    # A 16-bit temperature is widened first: its reciprocal would be rounded once more.
+    dtype = compute_dtype(query, positive_key)
+    scale = 1.0 / (temperature.to(dtype) if isinstance(temperature, Tensor) else temperature)
+    n = query.shape[0]
+    segments = _segments(positive_key, given)
+    private = given.keys if given.keys is not None and given.keys.dim() == 3 else None
+    if not segments and private is None:
+        raise ValueError("in_batch: expected True, negative_keys or a queue, got no source of negatives")
+    _check_options(given, segments, n, query.device)
+
+    own_ids = given.ids if given.ids is not None else torch.arange(n, device=query.device)
+    pos: Tensor | None = None
+    parts: list[Tensor] = []
+    matches: list[tuple[Tensor | None, Tensor | None, int]] = []
+    for segment in segments:
+        row_id, col_id = (own_ids, own_ids) if segment.own else (given.ids, segment.ids)
+        if row_id is None or col_id is None:
+            row_id = col_id = None
+        bias = None if segment.log_q is None else -segment.log_q
+        positive = positive_key if pos is None else None
+        found, lse = contrast(query, segment.keys, positive, scale=scale, bias=bias, row_id=row_id, col_id=col_id)
+        pos = found if pos is None else pos
+        parts.append(lse)
+        matches.append((row_id, col_id, segment.keys.shape[0]))
+    if private is not None:
+        parts.append(_private_lse(query, private, scale, given))
+    if pos is None:
+        pos = (query.to(dtype) * positive_key.to(dtype)).sum(-1) * scale
+    if given.log_q is not None:
+        pos = pos - given.log_q.to(pos)
+    return Rows(pos, functools.reduce(_logaddexp, parts), lambda: _count(n, matches, private, given, query.device))
+
+
+def _private_lse(query: Tensor, keys: Tensor, scale: float | Tensor, given: Negatives) -> Tensor:
+    """The sum over keys [N, K, D] of which each row has its own: N * K logits are no more than the keys themselves."""
+    dtype = compute_dtype(query, keys)
+    logits = torch.einsum("nd,nkd->nk", query.to(dtype), keys.to(dtype))
+    logits = logits * (scale[:, None] if isinstance(scale, Tensor) and scale.dim() else scale)
+    if given.key_log_q is not None:
+        logits = logits - given.key_log_q.to(logits)
+    if given.ids is not None and given.key_ids is not None:
+        logits = logits.masked_fill(given.key_ids == given.ids[:, None], -torch.inf)
+    # The gradient of logsumexp in a row of -inf alone is NaN; such a row gets a constant instead.
+    empty = (logits == -torch.inf).all(1)
+    return torch.logsumexp(logits.masked_fill(empty[:, None], 0.0), 1).masked_fill(empty, -torch.inf)
+
+
+def _logaddexp(a: Tensor, b: Tensor) -> Tensor:
+    """torch.logaddexp with zero gradient, not NaN, where both are -inf."""
+    empty = (a == -torch.inf) & (b == -torch.inf)
+    return torch.logaddexp(a.masked_fill(empty, 0.0), b).masked_fill(empty, -torch.inf)
+
+
+def _count(
+    n: int,
+    matches: list[tuple[Tensor | None, Tensor | None, int]],
+    private: Tensor | None,
+    given: Negatives,
+    device: torch.device,
+) -> Tensor:
+    total = torch.zeros(n, dtype=torch.int64, device=device)
+    for row_id, col_id, m in matches:
+        total = total + m
+        if row_id is not None and col_id is not None:
+            ordered = col_id.sort().values  # counting by search keeps memory at N + M
+            total = total - (torch.searchsorted(ordered, row_id, right=True) - torch.searchsorted(ordered, row_id))
+    if private is not None:
+        total = total + private.shape[1]
+        if given.ids is not None and given.key_ids is not None:
+            total = total - (given.key_ids == given.ids[:, None]).sum(1)
+    return total
+
+
+def normalized(x: Tensor) -> Tensor:
+    """x / |x| over the last dimension, 16-bit inputs in float32; zero vectors stay zero and get zero gradient."""
+    x = x.to(compute_dtype(x))
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    zero = norm == 0
+    return x / norm.masked_fill(zero, 1.0) * ~zero
+
+
+def check_constant(name: str, value: Any, valid: Callable[[float], bool], expected: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
+    if not (math.isfinite(value) and valid(value)):
+        raise ValueError(f"{name}: expected a finite number {expected}, got {value}")
+
+
+def positive_number(name: str, value: Any) -> None:
+    check_constant(name, value, lambda x: x > 0, "above 0")
+
+
+def check_batch(
+    query: Any, positive_key: Any, negative_keys: Any, temperature: Any, reduction: str, negative_mode: str | None
+) -> None:
+    for name, t in (("query", query), ("positive_key", positive_key), ("negative_keys", negative_keys)):
+        if t is None and name == "negative_keys":
+            continue
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name}: expected a tensor, got {type(t).__name__}")
+        if not t.is_floating_point():
+            raise TypeError(f"{name}: expected a floating dtype, got {t.dtype}")
+        if t.device != query.device:
+            raise ValueError(f"{name}: expected device {query.device} (where query is), got {t.device}")
+    if query.dim() != 2 or query.shape[0] == 0:
+        raise ValueError(f"query: expected shape [N, D] with N >= 1, got {list(query.shape)}")
+    if positive_key.shape != query.shape:
+        raise ValueError(
+            f"positive_key: expected shape {list(query.shape)} (that of query), got {list(positive_key.shape)}"
+        )
+    n, d = query.shape
+    if negative_mode not in (None, "unpaired", "paired"):
+        raise ValueError(f"negative_mode: expected None, 'unpaired' or 'paired', got {negative_mode!r}")
+    if negative_keys is not None:
+        shared = negative_keys.dim() == 2 and negative_keys.shape[1] == d and negative_mode != "paired"
+        private = negative_keys.dim() == 3 and negative_keys.shape[::2] == (n, d) and negative_mode != "unpaired"
+        if not (shared or private):
+            wanted = {None: f"[M, {d}] or [{n}, K, {d}]", "unpaired": f"[M, {d}]", "paired": f"[{n}, K, {d}]"}[
+                negative_mode
+            ]
+            raise ValueError(f"negative_keys: expected shape {wanted}, got {list(negative_keys.shape)}")
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction: expected 'mean', 'sum' or 'none', got {reduction!r}")
+    if isinstance(temperature, Tensor):
+        if not temperature.is_floating_point():
+            raise TypeError(f"temperature: expected a floating dtype, got {temperature.dtype}")
+        if temperature.shape not in ((), (n,)):
+            raise ValueError(
+                f"temperature: expected a number or a tensor of shape [] or [{n}], got {list(temperature.shape)}"
+            )
+    else:
+        positive_number("temperature", temperature)
+
+
+def check_symmetric(given: Negatives, temperature: float | Tensor) -> None:
+    for name, value in (("negative_keys", given.keys), ("queue", given.queue), ("log_q", given.log_q)):
+        if value is not None:
+            raise ValueError(f"symmetric: expected no {name}, which has no other direction, got {name} as well")
+    if isinstance(temperature, Tensor) and temperature.dim():
+        raise ValueError(f"symmetric: expected a single temperature, got one a row {list(temperature.shape)}")
+
+
+def _check_options(given: Negatives, segments: list[_Segment], n: int, device: torch.device) -> None:
+    per_key = None if given.keys is None else tuple(given.keys.shape[:-1])
+    for name, t, shape, integer in (
+        ("ids", given.ids, (n,), True),
+        ("negative_ids", given.key_ids, per_key, True),
+        ("log_q", given.log_q, (n,), False),
+        ("negative_log_q", given.key_log_q, per_key, False),
+    ):
+        if t is None:
+            continue
+        if shape is None:
+            raise ValueError(f"{name}: expected negative_keys to go with it, got none")
+        if not isinstance(t, Tensor) or (t.dtype != torch.int64 if integer else not t.is_floating_point()):
+            wanted = "an int64 tensor" if integer else "a floating tensor"
+            raise TypeError(f"{name}: expected {wanted}, got {getattr(t, 'dtype', type(t).__name__)}")
+        if t.shape != shape:
+            raise ValueError(f"{name}: expected shape {list(shape)}, got {list(t.shape)}")
+        if t.device != device:
+            raise ValueError(f"{name}: expected device {device} (where query is), got {t.device}")
+    if given.key_ids is not None and given.ids is None:
+        raise ValueError("ids: expected the ids of the positives to compare negative_ids with, got None")
+    corrected = [given.log_q is not None]
+    corrected += [s.log_q is not None for s in segments if s.keys.shape[0]]
+    corrected += [given.key_log_q is not None] if given.keys is not None and given.keys.dim() == 3 else []
+    if any(corrected) and not all(corrected):
+        raise ValueError("log_q: expected for the positive and every source of negatives, or for none, got it for some")

@@ -1,0 +1,219 @@
+"""What is shipped: the extension asks torch for stable symbols only, and installing works in the ways the README names.
+The slow tests make their own environments; none of them may touch the environment the tests run in."""
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import fastcl
+
+ROOT = Path(__file__).resolve().parent.parent
+EXERCISE = """
+import torch, fastcl
+query, key = torch.randn(5, 7, requires_grad=True), torch.randn(5, 7, requires_grad=True)
+fastcl.infonce(query, key).backward()
+assert torch.isfinite(query.grad).all() and torch.isfinite(key.grad).all()
+print(torch.__version__, fastcl.__file__)
+"""
+
+
+def run(*command: str | Path, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command with `env` added to the environment; stdout holds what it printed on both streams, in order."""
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=os.environ | env,
+        text=True,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def checked(*command: str | Path, cwd: Path = ROOT, **env: str) -> str:
+    done = run(*command, cwd=cwd, **env)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def need(program: str) -> str:
+    path = shutil.which(program)
+    if path is None:
+        pytest.skip(f"{program} is not installed")
+    return path
+
+
+@pytest.fixture(scope="module")
+def extension() -> Path:
+    spec = importlib.util.find_spec("fastcl._C")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin)
+
+
+def test_extension_uses_only_stable_symbols(extension: Path) -> None:
+    undefined = checked(need("nm"), "-DC", "--undefined-only", extension)
+    assert "torch_parallel_for" in undefined  # nm did list what we take from torch
+    assert re.findall(r"\b(?:at|c10|torch)::.*", undefined) == []
+
+
+def test_extension_needs_torch_and_no_openmp_of_its_own(extension: Path) -> None:
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", checked(need("readelf"), "-d", extension)))
+    assert "libtorch_cpu.so" in needed
+    assert not [name for name in needed if "omp" in name]
+    assert "RPATH" not in checked(need("readelf"), "-d", extension)
+
+
+def test_shim_agrees_with_torch_headers() -> None:
+    headers = Path(torch.__file__).parent / "include"
+    if not (headers / "torch/csrc/stable/c/shim.h").exists():
+        pytest.skip("torch's headers are not installed")
+    checked(need("c++"), "-std=c++17", "-fsyntax-only", "-Icsrc", f"-I{headers}", "tests/check_shim.cpp")
+
+
+def test_version_is_that_of_pyproject() -> None:
+    declared = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert declared is not None
+    assert fastcl.__version__ == declared[1] == importlib.metadata.version("fastcl")
+
+
+def test_types_are_declared() -> None:
+    assert (Path(fastcl.__file__).parent / "py.typed").exists()
+
+
+def test_import_is_light() -> None:
+    # torch itself loads tqdm where it is installed, so what counts is what fastcl adds.
+    code = "import sys, torch; before = set(sys.modules); import fastcl; print(*(set(sys.modules) - before))"
+    added = checked(sys.executable, "-c", code).split()
+    assert "fastcl.losses" in added
+    assert not [name for name in added if re.match(r"(matplotlib|tqdm|safetensors|fastcl\.recsys)\b", name)]
+
+
+def test_missing_compiler_is_one_line(tmp_path: Path) -> None:
+    done = run(sys.executable, "setup.py", "build_ext", "--build-temp", tmp_path, PATH=str(tmp_path), CXX="c++")
+    assert done.returncode != 0
+    assert done.stdout.splitlines()[-1].startswith("fastcl: no C++ compiler")
+    assert "Traceback" not in done.stdout
+
+
+def test_missing_ninja_is_one_line(tmp_path: Path) -> None:
+    if shutil.which("ninja", path=sysconfig.get_path("scripts")):
+        pytest.skip("ninja lies beside this interpreter")
+    (tmp_path / "c++").symlink_to(need("c++"))
+    done = run(sys.executable, "setup.py", "build_ext", "--build-temp", tmp_path, PATH=str(tmp_path), CXX="c++")
+    assert done.returncode != 0
+    assert done.stdout.splitlines()[-1].startswith("fastcl: ninja was not found")
+    assert "Traceback" not in done.stdout
+
+
+def test_cuda_is_refused() -> None:
+    done = run(sys.executable, "setup.py", "build_ext", FASTCL_CUDA="1")
+    assert done.returncode != 0
+    assert done.stdout.splitlines()[-1].startswith("fastcl: FASTCL_CUDA=1, but this version has no CUDA kernels")
+
+
+# From here on: whole installs.
+
+
+def make_venv(folder: Path, *, with_torch: bool) -> Path:
+    """A fresh environment's python; `with_torch` lets it see the packages of the running one, except fastcl."""
+    checked(sys.executable, "-m", "venv", folder)
+    if with_torch:
+        (folder / "outer").mkdir()
+        for entry in Path(torch.__file__).parent.parent.iterdir():
+            if "fastcl" not in entry.name:
+                (folder / "outer" / entry.name).symlink_to(entry)
+        (site,) = folder.glob("lib/python3*/site-packages")
+        (site / "outer.pth").write_text(str(folder / "outer"))
+    return folder / "bin" / "python"
+
+
+def check_build_environment(pip_log: Path) -> None:
+    # Unlike what pip prints, its log tells what went into the isolated build environment.
+    installed = re.findall(r"Installing collected packages: (.*)", pip_log.read_text())
+    assert "ninja" in installed[0]
+    assert not [names for names in installed if re.search(r"\btorch\b", names)]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources, since building writes beside them."""
+    copy = tmp_path_factory.mktemp("source") / "fastcl"
+    skipped = shutil.ignore_patterns(".*", "*.so", "build", "dist", "*.egg-info", "__pycache__", "runs")
+    shutil.copytree(ROOT, copy, ignore=skipped)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the sdist, which thereby must be complete."""
+    folder = tmp_path_factory.mktemp("dist")
+    python = make_venv(folder / "venv", with_torch=False)
+    # The build backend called directly: what a front end such as `build` does, without having to install one.
+    checked(python, "-m", "pip", "install", "setuptools>=77")
+    checked(python, "-c", f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})", cwd=source)
+    (sdist,) = folder.glob("fastcl-*.tar.gz")
+    log = folder / "pip.log"
+    checked(python, "-m", "pip", "wheel", "--log", log, "--no-deps", "-w", folder, sdist)
+    check_build_environment(log)
+    (built,) = folder.glob("fastcl-*.whl")
+    return built
+
+
+@pytest.fixture
+def venv(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "venv"
+    shutil.rmtree(tmp_path / "venv", ignore_errors=True)  # with a torch of its own it is several GB
+
+
+@pytest.mark.slow
+def test_wheel_from_sdist_works(wheel: Path, venv: Path, tmp_path: Path) -> None:
+    python = make_venv(venv, with_torch=True)
+    checked(python, "-m", "pip", "install", wheel)
+    assert str(venv) in checked(python, "-c", EXERCISE, cwd=tmp_path)
+    help_text = checked(venv / "bin" / "fastcl", "--help", cwd=tmp_path)
+    assert "recommend" in help_text
+    package = Path(checked(python, "-c", "import fastcl; print(*fastcl.__path__)", cwd=tmp_path).strip())
+    bundled = [path.relative_to(ROOT / "fastcl") for path in (ROOT / "fastcl/recsys/bundled").rglob("*.*")]
+    assert bundled
+    assert [name for name in [Path("py.typed"), *bundled] if not (package / name).exists()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--editable"]], ids=["plain", "editable"])
+def test_install_from_the_tree_works(source: Path, venv: Path, tmp_path: Path, options: list[str]) -> None:
+    python = make_venv(venv, with_torch=True)
+    log = tmp_path / "pip.log"
+    checked(python, "-m", "pip", "install", "--log", log, *options, ".", cwd=source)
+    check_build_environment(log)
+    assert str(source if options else venv) in checked(python, "-c", EXERCISE, cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_missing_compiler_under_pip_is_one_line(source: Path, venv: Path) -> None:
+    python = make_venv(venv, with_torch=True)
+    done = run(python, "-m", "pip", "install", ".", cwd=source, CXX="no-such-compiler")
+    assert done.returncode != 0
+    assert "fastcl: no C++ compiler: 'no-such-compiler' was not found" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["2.11", "2.13", "2.14"])
+def test_one_wheel_serves_every_torch(wheel: Path, venv: Path, tmp_path: Path, version: str) -> None:
+    here = torch.__version__.startswith(version + ".")
+    python = make_venv(venv, with_torch=here)
+    if not here and run(python, "-m", "pip", "install", f"torch=={version}.*", "numpy").returncode != 0:
+        pytest.skip(f"torch {version} cannot be installed here")
+    checked(python, "-m", "pip", "install", wheel)
+    assert checked(python, "-c", EXERCISE, cwd=tmp_path).startswith(version + ".")

@@ -1,0 +1,90 @@
+"""Instruction sets: each agrees with the float64 truth on a fixed grid of awkward sizes, and choosing one works."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import BF16, DTYPES, F16, F32, F64, Problem, assert_budget, assert_peaked, gradients, leaves, tolerance
+
+import fastcl
+from fastcl import reference
+
+# One below, at and above the widths of vectors (2 to 32 lanes) and tiles, and the features around them.
+GRID = [(1, 1, 1), (2, 3, 5), (5, 17, 33), (31, 65, 8), (33, 31, 15), (64, 64, 64), (65, 129, 16), (67, 300, 31),
+        (3, 700, 100), (130, 47, 200), (17, 16, 129), (9, 70, 384), (5, 41, 1000), (257, 1100, 33)]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n", "m", "d"), GRID)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_isa_agrees_with_the_truth(
+    isa: str, one_thread: None, n: int, m: int, d: int, dtype: torch.dtype, threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    problem = Problem(n=n, m=m, d=d, query_dtype=dtype, key_dtype=dtype, scale="rows", bias="some_inf", ids="many")
+    tensors, rest = problem.build()
+    if m > 30 and d > 4:
+        assert_peaked(tensors["query"], tensors["key"], 1.0)
+    results = []
+    for function, cast in ((fastcl.contrast, None), (reference.contrast, None), (reference.contrast, F64)):
+        inputs = leaves(tensors, problem.needs, cast)
+        pos, lse = function(**inputs, **rest)
+        grads = gradients([pos, lse], list(problem.upstream(lse.dtype)), inputs)
+        results.append({"pos": pos, "lse": lse, **{f"grad {name}": g for name, g in grads.items()}})
+    ours, plain, truth = results
+    largest = problem.largest_logit()
+    for name in ("pos", "lse"):
+        tol = tolerance(F64 if dtype == F64 else F32, largest)
+        assert_budget(name, ours[name], plain[name], truth[name], tol, floor=1.0, factor=0.0)
+    for name in truth.keys() - {"pos", "lse"}:
+        # Plain torch rounds 16-bit logits to 16 bits, which excuses nothing.
+        factor = 0.0 if dtype in (BF16, F16) else 2.0
+        assert_budget(name, ours[name], plain[name], truth[name], tolerance(dtype, largest), factor=factor)
+
+
+def test_the_portable_kernels_are_always_there() -> None:
+    config = fastcl.config()
+    assert config["isas"][0] == "baseline"
+    assert config["isa"] in config["isas"]
+
+
+def test_set_isa_returns_the_previous_and_takes_effect() -> None:
+    before = fastcl.config()["isa"]
+    for name in fastcl.config()["isas"]:
+        previous = fastcl.config()["isa"]
+        assert fastcl.set_isa(name) == previous
+        assert fastcl.config()["isa"] == name
+    fastcl.set_isa(before)
+    assert fastcl.config()["isa"] == before
+
+
+def test_set_isa_refuses_what_cannot_run_here() -> None:
+    before = fastcl.config()["isa"]
+    with pytest.raises(ValueError, match=r"isa.*baseline.*'sse9'"):
+        fastcl.set_isa("sse9")
+    assert fastcl.config()["isa"] == before
+
+
+def _run(code: str, isa: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "FASTCL_ISA": isa}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", fastcl.config()["isas"])
+def test_environment_chooses_the_isa(name: str) -> None:
+    done = _run("import fastcl; print(fastcl.config()['isa'])", name)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [name]
+
+
+def test_environment_with_an_unknown_isa_is_refused_with_the_choices() -> None:
+    done = _run("import fastcl, torch; fastcl.contrast(torch.ones(1, 1), torch.ones(1, 1))", "sse9")
+    assert done.returncode != 0
+    last_line = done.stderr.strip().splitlines()[-1]
+    assert "FASTCL_ISA" in last_line
+    assert "sse9" in last_line
+    assert "baseline" in last_line

@@ -1,0 +1,531 @@
+"""Each loss against its textbook twin, against numbers worked out by hand, and against what it promises to refuse.
+
+The op underneath is tested in test_contrast.py, extreme numbers in test_numerics.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import BF16, DTYPES, F16, F32, F64, TOLERANCE, assert_budget, tolerance
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fastcl
+import fastcl.nn
+from fastcl import reference
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LOSSES = ("infonce", "dcl", "infonce_plus", "mine", "mine_plus")
+CONSTANTS: dict[str, list[dict[str, float]]] = {
+    "infonce": [{}],
+    "dcl": [{}],
+    "infonce_plus": [{}, {"epsilon": 0.3, "lam": 1.2}],
+    "mine": [{}],
+    "mine_plus": [{}, {"lam": 1.3}],
+}
+MODULES = {
+    "infonce": fastcl.nn.InfoNCE,
+    "dcl": fastcl.nn.DCL,
+    "infonce_plus": fastcl.nn.InfoNCEPlus,
+    "mine": fastcl.nn.MINE,
+    "mine_plus": fastcl.nn.MINEPlus,
+}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One call of a loss, as plain facts; `build` makes the tensors."""
+
+    n: int = 9
+    d: int = 6
+    dtype: torch.dtype = F64
+    negatives: str = "none"  # none, shared, private
+    in_batch: bool | None = None
+    queue: str = "none"  # none, empty, partial, full
+    ids: bool = False
+    log_q: bool = False
+    temperature: str = "float"  # float, tensor, rows
+    normalize: bool = True
+    symmetric: bool = False
+    reduction: str = "mean"
+    seed: int = 0
+
+    def build(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors that learn, by argument name; the other arguments)."""
+        g = torch.Generator().manual_seed(self.seed)
+
+        def randn(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=g, dtype=F64)
+
+        def log_q(*shape: int) -> Tensor:
+            return (randn(*shape) - 3.0).to(F64 if self.dtype == F64 else F32)
+
+        query = randn(self.n, self.d)
+        learn = {"query": query, "positive_key": query + 0.7 * randn(self.n, self.d)}
+        rest: dict[str, Any] = {"in_batch": self.in_batch, "normalize": self.normalize, "symmetric": self.symmetric}
+        shape = {"none": (), "shared": (7,), "private": (self.n, 3)}[self.negatives]
+        if shape:
+            near = query[:7].repeat(7, 1)[:7] if self.negatives == "shared" else query[:, None]
+            learn["negative_keys"] = near + randn(*shape, self.d)
+        if self.queue != "none":
+            rest["queue"] = fastcl.NegativeQueue(8, self.d, self.dtype)
+            count = {"empty": 0, "partial": 5, "full": 11}[self.queue]
+            keys = F.normalize(query[torch.arange(count) % self.n] + randn(count, self.d), dim=1)
+            ids = torch.randint(6, (count,), generator=g) if self.ids else None
+            rest["queue"].push(keys, ids, log_q(count) if self.log_q else None)
+        if self.ids:
+            rest["ids"] = torch.randint(6, (self.n,), generator=g)
+            if shape:
+                rest["negative_ids"] = torch.randint(6, shape, generator=g)
+        learn = {name: x.to(self.dtype) for name, x in learn.items()}
+        if self.log_q:
+            learn["log_q"] = log_q(self.n)
+            if shape:
+                learn["negative_log_q"] = log_q(*shape)
+        wide = F64 if self.dtype == F64 else F32
+        if self.temperature == "float":
+            rest["temperature"] = 0.2
+        else:
+            rows = 0.1 + 0.2 * torch.rand(self.n, generator=g, dtype=F64)
+            learn["temperature"] = (rows if self.temperature == "rows" else rows[0]).to(wide)
+        rest["reduction"] = self.reduction
+        return learn, rest
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    symmetric = draw(st.integers(0, 4)) == 0
+    negatives = "none" if symmetric else draw(st.sampled_from(["none", "shared", "private"]))
+    queue = "none" if symmetric else draw(st.sampled_from(["none", "none", "empty", "partial", "full"]))
+    # Something must be contrasted with: in_batch may be switched off only where other negatives are given.
+    in_batch = draw(st.sampled_from([None, True, False] if negatives != "none" or queue != "none" else [None, True]))
+    return Batch(
+        n=draw(st.sampled_from([1, 2, 9, 33])),
+        d=draw(st.sampled_from([1, 6, 17, 64])),
+        dtype=draw(st.sampled_from(DTYPES)),
+        negatives=negatives,
+        in_batch=in_batch,
+        queue=queue,
+        ids=draw(st.booleans()),
+        log_q=draw(st.booleans()) and not symmetric,
+        temperature=draw(st.sampled_from(["float", "tensor"] if symmetric else ["float", "tensor", "rows"])),
+        normalize=draw(st.booleans()),
+        symmetric=symmetric,
+        reduction=draw(st.sampled_from(["mean", "sum", "none"])),
+        seed=draw(st.integers(0, 1000)),
+    )
+
+
+def _run(module: Any, loss: str, batch: Batch, constants: dict[str, float], cast: torch.dtype | None = None) -> Any:
+    learn, rest = batch.build()
+    learn = {name: (x if cast is None else x.to(cast)).requires_grad_() for name, x in learn.items()}
+    if cast is not None and "queue" in rest:
+        queue = rest["queue"]
+        log_q = None if queue.log_q is None else queue.log_q.to(cast)
+        rest["queue"] = SimpleNamespace(keys=queue.keys.to(cast), ids=queue.ids, log_q=log_q)
+    value = getattr(module, loss)(**learn, **rest, **constants)
+    g = torch.Generator().manual_seed(batch.seed + 1)
+    upstream = torch.randn(value.shape, generator=g).to(value.dtype)
+    grads = torch.autograd.grad(value, list(learn.values()), upstream, allow_unused=True)
+    filled = [torch.zeros_like(x) if g is None else g for x, g in zip(learn.values(), grads, strict=True)]
+    return {"value": value, **{f"grad {n}": g for n, g in zip(learn, filled, strict=True)}}
+
+
+def _check(loss: str, batch: Batch, constants: dict[str, float]) -> None:
+    ours = _run(fastcl, loss, batch, constants)
+    plain = _run(reference, loss, batch, constants)
+    truth = _run(reference, loss, batch, constants, F64)
+    wide = F64 if batch.dtype == F64 else F32
+    assert ours["value"].dtype == wide
+    learn, rest = batch.build()
+    rows = {name: x.double().norm(dim=-1) for name, x in learn.items() if name not in ("temperature", "log_q")}
+    coldest = learn.get("temperature", torch.tensor(rest.get("temperature", 1.0))).min().item()
+    longest = 1.0 if batch.normalize else max(x.max().item() for n, x in rows.items() if n != "negative_log_q")
+    logit = longest**2 / coldest
+    for name, size in truth.items():
+        what = name.removeprefix("grad ")
+        tol = tolerance(
+            batch.dtype if what in ("query", "positive_key", "negative_keys", "temperature") else wide, logit
+        )
+        # Attraction and repulsion cancel in part, at convergence almost wholly: a gradient is held to the size of these.
+        floor: float | Tensor = 1.0
+        if what in ("query", "positive_key", "negative_keys"):
+            floor = 2 * longest / coldest / (rows[what] if batch.normalize else torch.ones_like(rows[what]))
+            floor = floor.flatten(1).amax(1) if floor.ndim > 1 else floor
+        elif what == "temperature":
+            floor = logit / coldest * batch.n
+        elif batch.reduction == "sum":
+            floor = float(batch.n)
+        assert_budget(name, ours[name], plain[name], size, tol, floor)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@given(batch=batches())
+def test_equals_the_textbook(loss: str, batch: Batch) -> None:
+    for constants in CONSTANTS[loss]:
+        _check(loss, batch, constants)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    "batch",
+    [
+        Batch(),
+        Batch(symmetric=True, temperature="tensor"),
+        Batch(negatives="shared", ids=True),
+        Batch(negatives="private", ids=True, log_q=True, in_batch=True, temperature="rows"),
+        Batch(negatives="shared", queue="full", in_batch=True, ids=True, log_q=True, temperature="tensor"),
+        Batch(queue="partial", in_batch=False, normalize=False),
+        Batch(queue="empty"),
+    ],
+    ids=["in-batch", "symmetric", "shared", "private", "everything", "queue", "empty queue"],
+)
+def test_equals_the_textbook_on_every_isa(isa: str, loss: str, batch: Batch) -> None:
+    for dtype in DTYPES:
+        for reduction in ("mean", "none"):
+            larger = replace(batch, dtype=dtype, n=33, d=17, reduction=reduction)
+            for constants in CONSTANTS[loss]:
+                _check(loss, larger, constants)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("temperature", ["tensor", "rows"])
+@pytest.mark.parametrize("negatives", ["shared", "private"])
+def test_gradcheck(loss: str, temperature: str, negatives: str) -> None:
+    batch = Batch(4, 3, F64, negatives, True, "partial", log_q=True, temperature=temperature, reduction="none")
+    learn, rest = batch.build()
+    names = list(learn)
+
+    def call(*args: Tensor) -> Tensor:
+        return getattr(fastcl, loss)(**dict(zip(names, args, strict=True)), **rest)
+
+    assert torch.autograd.gradcheck(call, [x.requires_grad_() for x in learn.values()])
+
+
+# Two queries in the plane, not normalised, T = 1: q0.p0 = 2, q0.p1 = 1, q1.p0 = 0, q1.p1 = 3.
+HAND_QUERY = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=F64)
+HAND_POSITIVE = torch.tensor([[2.0, 0.0], [1.0, 3.0]], dtype=F64)
+E = math.exp
+
+
+@pytest.mark.parametrize(
+    ("loss", "constants", "expected"),
+    [
+        ("infonce", {}, [-math.log(E(2) / (E(2) + E(1))), -math.log(E(3) / (E(3) + E(0)))]),
+        ("dcl", {}, [1.0 - 2.0, 0.0 - 3.0]),
+        ("infonce_plus", {}, [1.1 * 1.0 - 2.0, 1.1 * 0.0 - 3.0]),
+        (
+            "infonce_plus",
+            {"epsilon": 0.5, "lam": 2.0},
+            [2 * math.log(0.5 * E(2) + E(1)) - 2, 2 * math.log(0.5 * E(3) + 1) - 3],
+        ),
+        ("mine", {}, [1.0 - 2.0, 0.0 - 3.0]),
+        ("mine_plus", {"lam": 3.0}, [3.0 * 1.0 - 2.0, 3.0 * 0.0 - 3.0]),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_hand_computed_in_batch(loss: str, constants: dict[str, float], expected: list[float]) -> None:
+    options = {"temperature": 1.0, "normalize": False, **constants}
+    rows = getattr(fastcl, loss)(HAND_QUERY, HAND_POSITIVE, reduction="none", **options)
+    torch.testing.assert_close(rows, torch.tensor(expected, dtype=F64), rtol=1e-12, atol=1e-12)
+    for reduction, value in (("sum", sum(expected)), ("mean", sum(expected) / 2)):
+        total = getattr(fastcl, loss)(HAND_QUERY, HAND_POSITIVE, reduction=reduction, **options)
+        assert total.shape == ()
+        assert total.item() == pytest.approx(value, rel=1e-12)
+
+
+def test_hand_computed_with_everything() -> None:
+    # One row, T = 0.5, so logits double. Positive: 2 - log 0.1. In-batch: nothing but itself. Shared keys: 4 - log 0.2
+    # and an excluded one. Queue: 6 - log 0.4.
+    queue = fastcl.NegativeQueue(4, 1, F64)
+    queue.push(torch.tensor([[3.0]], dtype=F64), torch.tensor([9]), torch.tensor([math.log(0.4)]))
+    one = torch.ones(1, 1, dtype=F64)
+    options: dict[str, Any] = {
+        "temperature": 0.5,
+        "normalize": False,
+        "in_batch": True,
+        "queue": queue,
+        "ids": torch.tensor([5]),
+        "negative_ids": torch.tensor([7, 5]),
+        "log_q": torch.tensor([math.log(0.1)], dtype=F64),
+        "negative_log_q": torch.tensor([0.2, 0.3], dtype=F64).log(),
+    }
+    keys = torch.tensor([[2.0], [50.0]], dtype=F64)
+    pos, neg = E(2) / 0.1, E(4) / 0.2 + E(6) / 0.4
+    expected = {
+        "infonce": -math.log(pos / (pos + neg)),
+        "dcl": -math.log(pos / neg),
+        "infonce_plus": 1.1 * math.log(neg) - math.log(pos),
+        "mine": -math.log(pos / (neg / 2)),
+        "mine_plus": 1.1 * math.log(neg / 2) - math.log(pos),
+    }
+    for loss, value in expected.items():
+        # The queue keeps log q in float32.
+        assert getattr(fastcl, loss)(one, one, keys, **options).item() == pytest.approx(value, rel=1e-6)
+
+
+def test_normalisation_is_by_length() -> None:
+    loss = fastcl.infonce(7 * HAND_QUERY, HAND_POSITIVE, temperature=0.5, reduction="none")
+    # Lengths 2 and sqrt 10: cosines 1, 1/sqrt 10; 0, 3/sqrt 10.
+    root = math.sqrt(10)
+    expected = [math.log1p(E(2 / root - 2)), math.log1p(E(0 - 6 / root))]
+    torch.testing.assert_close(loss, torch.tensor(expected, dtype=F64), rtol=1e-12, atol=1e-12)
+
+
+def _info_nce_pytorch(
+    query: Tensor, positive_key: Tensor, negative_keys: Tensor | None, temperature: float, reduction: str, mode: str
+) -> Tensor:
+    """What the info-nce-pytorch package computes (github.com/RElbers/info-nce-pytorch), written out."""
+    query, positive_key = F.normalize(query, dim=-1), F.normalize(positive_key, dim=-1)
+    if negative_keys is None:
+        logits, labels = query @ positive_key.T, torch.arange(len(query))
+    else:
+        negative_keys = F.normalize(negative_keys, dim=-1)
+        positive_logit = (query * positive_key).sum(1, keepdim=True)
+        if mode == "unpaired":
+            negative_logits = query @ negative_keys.T
+        else:
+            negative_logits = (query[:, None] @ negative_keys.transpose(1, 2))[:, 0]
+        logits = torch.cat([positive_logit, negative_logits], 1)
+        labels = torch.zeros(len(logits), dtype=torch.long)
+    return F.cross_entropy(logits / temperature, labels, reduction=reduction)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("mode", ["unpaired", "paired", None])
+def test_replacing_the_import_of_info_nce_pytorch_is_enough(mode: str | None, reduction: str) -> None:
+    negatives = {"unpaired": "shared", "paired": "private", None: "none"}[mode]
+    learn, _ = Batch(negatives=negatives).build()
+    inputs = [x.requires_grad_() for x in learn.values()]
+    args = (*inputs, None)[:3]
+    ours = fastcl.infonce(*args, 0.1, reduction, mode or "unpaired")
+    theirs = _info_nce_pytorch(*args, 0.1, reduction, mode or "unpaired")
+    torch.testing.assert_close(ours, theirs)
+    upstream = torch.rand_like(ours)
+    for a, b in zip(
+        torch.autograd.grad(ours, inputs, upstream), torch.autograd.grad(theirs, inputs, upstream), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_members_of_the_family_meet() -> None:
+    everything = Batch(negatives="private", ids=True, in_batch=True, queue="full")
+    for batch in (Batch(), everything, Batch(negatives="shared")):
+        learn, rest = batch.build()
+        value = {loss: getattr(fastcl, loss)(**learn, **rest).item() for loss in LOSSES}
+        assert fastcl.infonce_plus(**learn, **rest, epsilon=1.0, lam=1.0).item() == pytest.approx(value["infonce"])
+        assert fastcl.infonce_plus(**learn, **rest, epsilon=0.0, lam=1.0).item() == pytest.approx(value["dcl"])
+        assert fastcl.infonce_plus(**learn, **rest, epsilon=0.0, lam=1.1).item() == pytest.approx(value["infonce_plus"])
+        assert fastcl.mine_plus(**learn, **rest, lam=1.0).item() == pytest.approx(value["mine"])
+        assert fastcl.mine_plus(**learn, **rest, lam=1.1).item() == pytest.approx(value["mine_plus"])
+
+
+def test_ids_exclude_duplicates_and_count_leaves_them_out() -> None:
+    # Rows 0 and 1 have the same positive; each then meets only row 2, so count is 1, 1, 2.
+    query = torch.eye(3, dtype=F64)
+    options: dict[str, Any] = {"temperature": 1.0, "normalize": False, "reduction": "none"}
+    ids = torch.tensor([4, 4, 8])
+    torch.testing.assert_close(
+        fastcl.dcl(query, query, ids=ids, **options), torch.tensor([-1.0, -1.0, math.log(2) - 1], dtype=F64)
+    )
+    torch.testing.assert_close(fastcl.mine(query, query, ids=ids, **options), torch.full((3,), -1.0, dtype=F64))
+    # Without ids duplicates stay in the sum; only one's own positive is left out.
+    torch.testing.assert_close(fastcl.dcl(query, query, **options), torch.full((3,), math.log(2) - 1, dtype=F64))
+
+
+def test_queue_entries_without_ids_match_nothing() -> None:
+    query = torch.eye(2, dtype=F64)
+    queue = fastcl.NegativeQueue(8, 2, F64)
+    queue.push(query)
+    queue.push(query, torch.tensor([1, 2]))
+    options: dict[str, Any] = {"temperature": 1.0, "normalize": False, "reduction": "none", "in_batch": False}
+    loss = fastcl.mine(query, query, queue=queue, ids=torch.tensor([1, 2]), **options)
+    # Row 0: the two entries without ids (logits 1, 0) and the one of id 2 (logit 0).
+    torch.testing.assert_close(loss, torch.full((2,), math.log((E(1) + 2) / 3) - 1, dtype=F64))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("dtype", [F64, F32, BF16], ids=str)
+def test_rows_without_negatives_cost_nothing_but_count_in_the_mean(loss: str, dtype: torch.dtype) -> None:
+    function = getattr(fastcl, loss)
+    learn, _ = Batch(4, 6, dtype).build()
+    query, positive = (x.requires_grad_() for x in learn.values())
+    temperature = torch.tensor(0.3, dtype=F64 if dtype == F64 else F32, requires_grad=True)
+    ids = torch.tensor([1, 1, 1, 1])
+    rows = function(query, positive, temperature=temperature, ids=ids, reduction="none")
+    assert torch.equal(rows, torch.zeros_like(rows))
+    for g in torch.autograd.grad(rows.sum(), [query, positive, temperature]):
+        assert torch.equal(g, torch.zeros_like(g))
+    # One empty row among four: the others keep their loss, the mean divides by four.
+    negatives = torch.randn(2, 6, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    options: dict[str, Any] = {"temperature": temperature, "negative_ids": torch.tensor([5, 5])}
+    some = function(query, positive, negatives, ids=torch.tensor([1, 5, 2, 3]), reduction="none", **options)
+    assert (some == 0).tolist() == [False, True, False, False]
+    mean = function(query, positive, negatives, ids=torch.tensor([1, 5, 2, 3]), **options)
+    assert mean.item() == pytest.approx(some.sum().item() / 4, rel=1e-6)
+    query_grad, positive_grad = torch.autograd.grad(mean, [query, positive])
+    assert (query_grad.abs().sum(1) == 0).tolist() == [False, True, False, False]
+    assert (positive_grad.abs().sum(1) == 0).tolist() == [False, True, False, False]
+
+
+def test_single_row_has_no_in_batch_negatives() -> None:
+    query = torch.randn(1, 5, requires_grad=True)
+    for loss in LOSSES:
+        value = getattr(fastcl, loss)(query, query)
+        assert value.item() == 0
+        assert torch.equal(torch.autograd.grad(value, query)[0], torch.zeros(1, 5))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_temperature_may_have_16_bits(dtype: torch.dtype) -> None:
+    # As it has after model.to(bfloat16): the value is what those bits say, not a rounded reciprocal.
+    learn, rest = Batch(33, 17, F32).build()
+    for value in (torch.tensor(0.0103), torch.linspace(0.0103, 0.07, 33)):
+        temperature = value.to(dtype).requires_grad_()
+        ours = fastcl.dcl(**learn, **{**rest, "temperature": temperature})
+        wide = value.to(dtype).double().requires_grad_()
+        truth = reference.dcl(**{k: v.double() for k, v in learn.items()}, temperature=wide)
+        assert ours.item() == pytest.approx(truth.item(), rel=1e-5)
+        (a,), (b,) = torch.autograd.grad(ours, temperature), torch.autograd.grad(truth, wide)
+        assert a.dtype == dtype
+        assert_budget("grad temperature", a, a, b, TOLERANCE[dtype], factor=0.0)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_modules_equal_the_functions(loss: str) -> None:
+    constants = CONSTANTS[loss][-1]
+    batch = Batch(negatives="private", in_batch=True, queue="full", ids=True, log_q=True)
+    learn, rest = batch.build()
+    in_constructor = ("temperature", "reduction", "normalize")
+    options = {name: x for name, x in {**learn, **rest}.items() if name not in in_constructor}
+    for reduction in ("mean", "none"):
+        for normalize in (True, False):
+            module = MODULES[loss](
+                temperature=0.2, reduction=reduction, negative_mode="paired", normalize=normalize, **constants
+            )
+            assert isinstance(module, torch.nn.Module)
+            expected = getattr(fastcl, loss)(
+                **options, temperature=0.2, reduction=reduction, normalize=normalize, **constants
+            )
+            assert torch.equal(module(**options), expected)
+    default = getattr(fastcl, loss)(learn["query"], learn["positive_key"])
+    assert torch.equal(MODULES[loss]()(learn["query"], learn["positive_key"]), default)
+
+
+def test_module_registers_a_learning_temperature() -> None:
+    temperature = torch.nn.Parameter(torch.tensor(0.2))
+    module = fastcl.nn.InfoNCE(temperature=temperature)
+    assert [p is temperature for p in module.parameters()] == [True]
+    query = torch.randn(4, 3)
+    module(query, query.flip(0)).backward()
+    assert temperature.grad is not None
+    assert temperature.grad.item() != 0
+
+
+def test_losses_compile_without_a_graph_break() -> None:
+    learn, rest = Batch(negatives="shared", dtype=F32, ids=True, log_q=True, in_batch=True).build()
+    inputs = [x.requires_grad_() for x in learn.values()]
+    names = list(learn)
+    for loss in ("infonce", "mine_plus"):
+        function = getattr(fastcl, loss)
+
+        def call(*args: Tensor, function: Any = function) -> Tensor:
+            return function(**dict(zip(names, args, strict=True)), **rest)
+
+        torch._dynamo.reset()
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+        a, b = compiled(*inputs), call(*inputs)
+        torch.testing.assert_close(a, b)
+        for x, y in zip(torch.autograd.grad(a, inputs), torch.autograd.grad(b, inputs), strict=True):
+            torch.testing.assert_close(x, y)
+
+
+Q = torch.ones(3, 4)
+
+
+def _queue(log_q: bool = False, dim: int = 4) -> fastcl.NegativeQueue:
+    queue = fastcl.NegativeQueue(5, dim)
+    queue.push(torch.ones(2, dim), log_q=torch.zeros(2) if log_q else None)
+    return queue
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"query": torch.ones(4)}, ValueError, r"query.*\[4\]"),
+        ({"query": "q"}, TypeError, "query.*tensor.*str"),
+        ({"query": Q.long()}, TypeError, "query.*int64"),
+        ({"positive_key": Q.long()}, TypeError, "positive_key.*int64"),
+        ({"positive_key": torch.ones(3, 5)}, ValueError, r"positive_key.*\[3, 4\].*\[3, 5\]"),
+        ({"positive_key": torch.ones(2, 4)}, ValueError, r"positive_key.*\[3, 4\].*\[2, 4\]"),
+        ({"positive_key": torch.ones(3, 4, device="meta")}, ValueError, "positive_key.*cpu.*meta"),
+        ({"negative_keys": torch.ones(4)}, ValueError, r"negative_keys.*\[4\]"),
+        ({"negative_keys": torch.ones(2, 5)}, ValueError, r"negative_keys.*4.*\[2, 5\]"),
+        ({"negative_keys": torch.ones(2, 6, 4)}, ValueError, r"negative_keys.*3.*\[2, 6, 4\]"),
+        ({"negative_keys": torch.ones(2, 4).int()}, TypeError, "negative_keys.*int32"),
+        ({"negative_keys": torch.ones(2, 4), "negative_mode": "paired"}, ValueError, r"negative_keys.*\[2, 4\]"),
+        ({"negative_keys": torch.ones(3, 2, 4), "negative_mode": "unpaired"}, ValueError,
+         r"negative_keys.*\[3, 2, 4\]"),
+        ({"negative_mode": "pairs"}, ValueError, "negative_mode.*paired.*pairs"),
+        ({"reduction": "max"}, ValueError, "reduction.*mean.*sum.*none.*max"),
+        ({"temperature": 0.0}, ValueError, "temperature.*0"),
+        ({"temperature": -0.1}, ValueError, "temperature.*-0.1"),
+        ({"temperature": math.nan}, ValueError, "temperature.*nan"),
+        ({"temperature": "0.1"}, TypeError, "temperature.*str"),
+        ({"temperature": torch.ones(2)}, ValueError, r"temperature.*3.*\[2\]"),
+        ({"temperature": torch.ones(3, 1)}, ValueError, r"temperature.*\[3, 1\]"),
+        ({"temperature": torch.tensor(1)}, TypeError, "temperature.*int64"),
+        ({"ids": torch.ones(2).long()}, ValueError, r"ids.*3.*\[2\]"),
+        ({"ids": torch.ones(3)}, TypeError, "ids.*int64.*float32"),
+        ({"ids": [1, 2, 3]}, TypeError, "ids.*list"),
+        ({"negative_ids": torch.ones(3).long()}, ValueError, "negative_ids.*negative_keys"),
+        ({"negative_keys": Q, "ids": torch.ones(3).long(), "negative_ids": torch.ones(2).long()}, ValueError,
+         r"negative_ids.*3.*\[2\]"),
+        ({"log_q": torch.ones(2)}, ValueError, r"log_q.*3.*\[2\]"),
+        ({"log_q": torch.ones(3).long()}, TypeError, "log_q.*int64"),
+        ({"negative_log_q": torch.ones(3)}, ValueError, "negative_log_q.*negative_keys"),
+        ({"negative_keys": Q, "log_q": torch.ones(3)}, ValueError, "log_q"),
+        ({"negative_keys": Q, "negative_log_q": torch.ones(3)}, ValueError, "log_q"),
+        ({"queue": _queue(), "log_q": torch.ones(3)}, ValueError, "log_q"),
+        ({"queue": _queue(log_q=True)}, ValueError, "log_q"),
+        ({"queue": _queue(dim=5)}, ValueError, "5"),
+        ({"symmetric": True, "queue": _queue()}, ValueError, "symmetric.*queue"),
+        ({"symmetric": True, "negative_keys": Q}, ValueError, "symmetric.*negative_keys"),
+        ({"symmetric": True, "temperature": torch.ones(3)}, ValueError, "symmetric.*temperature"),
+    ],
+    ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
+)  # fmt: skip
+def test_refused_inputs(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    valid = {"query": Q, "positive_key": Q}
+    for loss in LOSSES:
+        getattr(fastcl, loss)(**valid)
+        with pytest.raises(error, match=message):
+            getattr(fastcl, loss)(**{**valid, **change})
+
+
+@pytest.mark.parametrize(
+    ("loss", "constants", "error", "message"),
+    [
+        ("infonce_plus", {"epsilon": -0.1}, ValueError, "epsilon.*-0.1"),
+        ("infonce_plus", {"epsilon": math.nan}, ValueError, "epsilon.*nan"),
+        ("infonce_plus", {"epsilon": "1"}, TypeError, "epsilon.*str"),
+        ("infonce_plus", {"lam": math.inf}, ValueError, "lam.*inf"),
+        ("mine_plus", {"lam": -1.0}, ValueError, "lam.*-1"),
+        ("mine_plus", {"lam": None}, TypeError, "lam.*None"),
+        ("infonce", {"lam": 1.0}, TypeError, "lam"),
+        ("dcl", {"epsilon": 1.0}, TypeError, "epsilon"),
+        ("mine", {"normalise": False}, TypeError, "normalise"),
+    ],
+)
+def test_refused_constants(loss: str, constants: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        getattr(fastcl, loss)(Q, Q, **constants)

@@ -1,0 +1,287 @@
+"""NegativeQueue against a plain list: contents, eviction order, state, and what a push may not disturb.
+
+How losses use a queue's rows is tested in test_losses.py.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fastcl
+
+Entry = tuple[float, "int | None", "float | None"]
+
+PUSHES = st.lists(st.tuples(st.integers(0, 16), st.booleans(), st.booleans()), max_size=12)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+class ListQueue:
+    """The model: a list of (key number, id, log q), oldest first, that drops from the front."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.entries = capacity, list[Entry]()
+        self.has_ids = self.has_log_q = False
+
+    def push(self, entries: list[Entry]) -> list[Entry]:
+        self.entries += entries
+        split = max(0, len(self.entries) - self.capacity)
+        evicted, self.entries = self.entries[:split], self.entries[split:]
+        return evicted
+
+
+def _keys(numbers: list[float], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Three features a key, all made from its number, so that a torn row shows."""
+    return torch.tensor([[x, -x, 2 * x] for x in numbers], dtype=dtype).reshape(len(numbers), 3)
+
+
+def _batch(first: int, size: int, with_ids: bool, with_log_q: bool) -> tuple[list[Entry], dict[str, Any]]:
+    numbers = list(range(first, first + size))
+    entries = [(float(x), 100 + x if with_ids else None, -x / 8 if with_log_q else None) for x in numbers]
+    arguments: dict[str, Any] = {"keys": _keys([float(x) for x in numbers])}
+    if with_ids:
+        arguments["ids"] = torch.tensor([100 + x for x in numbers], dtype=torch.int64)
+    if with_log_q:
+        arguments["log_q"] = torch.tensor([-x / 8 for x in numbers])
+    return entries, arguments
+
+
+def _assert_rows(
+    entries: list[Entry], keys: Tensor, ids: Tensor | None, log_q: Tensor | None, model: ListQueue, ordered: bool
+) -> None:
+    order = torch.arange(len(entries)) if ordered else keys[:, 0].argsort()
+    assert torch.equal(keys[order], _keys([x for x, _, _ in entries], keys.dtype))
+    assert (ids is not None) == model.has_ids
+    assert (log_q is not None) == model.has_log_q
+    if ids is not None:
+        assert ids.dtype == torch.int64
+        found = ids[order].tolist()
+        assert [i for i in found if i >= 0] == [e[1] for e in entries if e[1] is not None]
+        assert [i >= 0 for i in found] == [e[1] is not None for e in entries]
+    if log_q is not None:
+        # Entries pushed without one carry log 1: no correction.
+        assert log_q[order].tolist() == [0.0 if e[2] is None else e[2] for e in entries]
+
+
+def _assert_equal_to_model(queue: fastcl.NegativeQueue, model: ListQueue) -> None:
+    assert len(queue) == len(model.entries)
+    assert len(queue.keys) == len(queue)
+    # Numbers grow with every push, so the model's order, oldest first, is also the sorted one.
+    _assert_rows(model.entries, queue.keys, queue.ids, queue.log_q, model, ordered=False)
+
+
+def _push(queue: fastcl.NegativeQueue, model: ListQueue, first: int, size: int, ids: bool, log_q: bool) -> None:
+    entries, arguments = _batch(first, size, ids, log_q)
+    evicted = queue.push(**arguments)
+    model.has_ids |= ids
+    model.has_log_q |= log_q
+    expected = model.push(entries)
+    assert isinstance(evicted, fastcl.Evicted)
+    _assert_rows(expected, evicted.keys, evicted.ids, evicted.log_q, model, ordered=True)
+    _assert_equal_to_model(queue, model)
+
+
+@given(capacity=st.integers(1, 7), pushes=PUSHES)
+def test_behaves_like_a_list(capacity: int, pushes: list[tuple[int, bool, bool]]) -> None:
+    queue, model = fastcl.NegativeQueue(capacity, 3), ListQueue(capacity)
+    assert queue.capacity == capacity
+    _assert_equal_to_model(queue, model)
+    first = 0
+    for size, ids, log_q in pushes:
+        _push(queue, model, first, size, ids, log_q)
+        first += size
+
+
+@given(capacity=st.integers(1, 7), before=PUSHES, after=PUSHES)
+def test_state_dict_restores_exactly_and_continues_alike(
+    capacity: int, before: list[tuple[int, bool, bool]], after: list[tuple[int, bool, bool]]
+) -> None:
+    queue, model, first = fastcl.NegativeQueue(capacity, 3), ListQueue(capacity), 0
+    for size, ids, log_q in before:
+        _push(queue, model, first, size, ids, log_q)
+        first += size
+    restored = fastcl.NegativeQueue(capacity, 3)
+    restored.push(_keys([-5.0]))  # loading replaces whatever was there
+    state = queue.state_dict()
+    assert all(isinstance(x, Tensor) for x in state.values())
+    restored.load_state_dict(copy.deepcopy(state))
+    other = copy.deepcopy(model)
+    assert torch.equal(restored.keys, queue.keys)
+    _assert_equal_to_model(restored, other)
+    for size, ids, log_q in after:
+        _push(queue, model, first, size, ids, log_q)
+        _push(restored, other, first, size, ids, log_q)
+        first += size
+    assert torch.equal(restored.keys, queue.keys)
+
+
+def test_state_survives_files(tmp_path: Path) -> None:
+    queue, model = fastcl.NegativeQueue(4, 3), ListQueue(4)
+    _push(queue, model, 0, 3, True, False)
+    _push(queue, model, 3, 3, False, True)
+    torch.save(queue.state_dict(), tmp_path / "queue.pt")
+    restored = fastcl.NegativeQueue(4, 3)
+    restored.load_state_dict(torch.load(tmp_path / "queue.pt", weights_only=True))
+    _assert_equal_to_model(restored, model)
+    _push(restored, copy.deepcopy(model), 6, 3, True, True)
+
+
+def test_state_survives_safetensors(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch", reason="needs the recsys extra (safetensors)")
+    queue, model = fastcl.NegativeQueue(4, 3, torch.bfloat16), ListQueue(4)
+    _push(queue, model, 0, 6, True, False)
+    safetensors.save_file(queue.state_dict(), tmp_path / "queue.safetensors")
+    restored = fastcl.NegativeQueue(4, 3, torch.bfloat16)
+    restored.load_state_dict(safetensors.load_file(tmp_path / "queue.safetensors"))
+    _assert_equal_to_model(restored, model)
+    _push(restored, model, 6, 3, True, True)
+
+
+def test_is_part_of_a_model_and_of_its_state() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 3)
+            self.queue = fastcl.NegativeQueue(4, 3)
+
+    model, twin = Model(), Model()
+    model.queue.push(_keys([1.0, 2.0]))
+    assert len(list(model.parameters())) == 2
+    twin.load_state_dict(model.state_dict())
+    assert len(twin.queue) == 2
+    assert torch.equal(twin.queue.keys, model.queue.keys)
+
+
+def test_loading_another_capacity_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        fastcl.NegativeQueue(5, 3).load_state_dict(fastcl.NegativeQueue(4, 3).state_dict())
+
+
+def test_deepcopy_is_independent() -> None:
+    queue, model = fastcl.NegativeQueue(4, 3), ListQueue(4)
+    _push(queue, model, 0, 3, True, True)
+    twin, other = copy.deepcopy(queue), copy.deepcopy(model)
+    _push(queue, model, 3, 3, True, True)
+    _assert_equal_to_model(twin, other)
+    _push(twin, other, 3, 2, False, True)
+    _assert_equal_to_model(queue, model)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("pushed", DTYPES, ids=str)
+def test_keys_are_stored_in_the_queues_type(dtype: torch.dtype, pushed: torch.dtype) -> None:
+    queue = fastcl.NegativeQueue(2, 3, dtype)
+    keys = torch.tensor([[0.1, 0.2, 0.3], [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], dtype=pushed)
+    evicted = queue.push(keys)
+    assert queue.keys.dtype == evicted.keys.dtype == dtype
+    assert torch.equal(evicted.keys, keys[:1].to(dtype))
+    assert torch.equal(queue.keys[queue.keys[:, 0].argsort()], keys[1:].to(dtype))
+
+
+def test_module_conversion_keeps_ids() -> None:
+    queue = fastcl.NegativeQueue(4, 3)
+    ids = torch.tensor([2**53 + 1, 7])
+    queue.push(_keys([1.0, 2.0]), ids)
+    queue.to(torch.bfloat16)
+    assert queue.keys.dtype == torch.bfloat16
+    assert queue.ids is not None
+    assert sorted(queue.ids.tolist()) == sorted(ids.tolist())
+
+
+def test_stored_keys_take_no_part_in_any_graph() -> None:
+    queue = fastcl.NegativeQueue(2, 3)
+    keys = _keys([1.0, 2.0, 3.0]).requires_grad_()
+    evicted = queue.push(keys * 2)
+    assert not queue.keys.requires_grad
+    assert not evicted.keys.requires_grad
+
+
+def test_evicted_rows_are_copies() -> None:
+    queue = fastcl.NegativeQueue(2, 3)
+    queue.push(_keys([1.0, 2.0]))
+    evicted = queue.push(_keys([3.0]))
+    queue.push(_keys([4.0, 5.0, 6.0, 7.0]))
+    assert torch.equal(evicted.keys, _keys([1.0]))
+
+
+def test_reading_makes_no_copy() -> None:
+    queue = fastcl.NegativeQueue(4, 3)
+    queue.push(_keys([1.0, 2.0, 3.0]), torch.tensor([1, 2, 3]), torch.zeros(3))
+    assert queue.keys.data_ptr() == queue.keys.data_ptr() == queue.state_dict()["_keys"].data_ptr()
+
+
+@pytest.mark.parametrize("loss", ["infonce", "dcl", "infonce_plus", "mine", "mine_plus"])
+def test_a_push_between_forward_and_backward_changes_no_gradient(loss: str) -> None:
+    def gradients(push_between: bool) -> tuple[Tensor, ...]:
+        g = torch.Generator().manual_seed(0)
+        queue = fastcl.NegativeQueue(16, 8)
+        queue.push(torch.randn(16, 8, generator=g), torch.arange(16), torch.randn(16, generator=g))
+        query, key = (torch.randn(5, 8, generator=g).requires_grad_() for _ in range(2))
+        temperature = torch.tensor(0.2, requires_grad=True)
+        log_q = torch.zeros(5, requires_grad=True)
+        options: dict[str, Any] = {"temperature": temperature, "ids": torch.arange(5), "log_q": log_q}
+        value = getattr(fastcl, loss)(query, key, queue=queue, **options)
+        if push_between:
+            queue.push(torch.full((16, 8), 50.0), torch.arange(16, 32), torch.full((16,), -9.0))
+        return torch.autograd.grad(value, [query, key, temperature, log_q])
+
+    for a, b in zip(gradients(True), gradients(False), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_losses_never_push() -> None:
+    queue = fastcl.NegativeQueue(4, 8)
+    for loss in (fastcl.infonce, fastcl.mine_plus):
+        loss(torch.randn(3, 8), torch.randn(3, 8), queue=queue)
+    assert len(queue) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((0, 3), ValueError, "capacity.*0"),
+        ((-2, 3), ValueError, "capacity.*-2"),
+        ((2.0, 3), TypeError, "capacity.*float"),
+        ((True, 3), TypeError, "capacity.*bool"),
+        ((2, 0), ValueError, "dim.*0"),
+        ((2, None), TypeError, "dim.*None"),
+        ((2, 3, torch.int64), TypeError, "dtype.*int64"),
+    ],
+)
+def test_refused_construction(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        fastcl.NegativeQueue(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"keys": [[1.0, 2.0, 3.0]]}, TypeError, "keys.*list"),
+        ({"keys": torch.ones(2, 3).long()}, TypeError, "keys.*int64"),
+        ({"keys": torch.ones(2, 4)}, ValueError, r"keys.*3.*\[2, 4\]"),
+        ({"keys": torch.ones(3)}, ValueError, r"keys.*3.*\[3\]"),
+        ({"ids": torch.ones(3).long()}, ValueError, r"ids.*2.*\[3\]"),
+        ({"ids": torch.ones(2, 1).long()}, ValueError, r"ids.*2.*\[2, 1\]"),
+        ({"ids": torch.ones(2)}, TypeError, "ids.*int64.*float32"),
+        ({"ids": [1, 2]}, TypeError, "ids.*int64.*list"),
+        ({"log_q": torch.ones(3)}, ValueError, r"log_q.*2.*\[3\]"),
+        ({"log_q": torch.ones(2).long()}, TypeError, "log_q.*int64"),
+        ({"log_q": 0.5}, TypeError, "log_q.*float"),
+    ],
+    ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
+)
+def test_a_refused_push_leaves_the_queue_as_it_was(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    queue, model = fastcl.NegativeQueue(4, 3), ListQueue(4)
+    _push(queue, model, 0, 3, False, False)
+    with pytest.raises(error, match=message):
+        queue.push(**{"keys": torch.ones(2, 3), **arguments})
+    _assert_equal_to_model(queue, model)
