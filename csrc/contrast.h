@@ -39,12 +39,13 @@ constexpr Tag<T> tag_of(int64_t id) {
 template <class T>
 struct Columns {
   int64_t count;
-  const T* panels;       // [panels][features][panel width], zero in the padding
-  const T* shift;        // [panels * panel width] or null: added to x; -inf takes a column out
-  const T* values;       // [count][value_stride], what the weights are multiplied with
-  int64_t value_stride;  // a multiple of the vector length
-  const int64_t* id;     // [count] or null
-  const Tag<T>* tag;     // [panels * panel width] or null, of the ids
+  const T* panels;        // [panels][features][panel width], zero in the padding
+  const T* shift;         // [panels * panel width] or null: added to x; -inf takes a column out
+  const int64_t* id;      // [count] or null
+  const Tag<T>* tag;      // [panels * panel width] or null, of the ids
+  Matrix values;          // [count, features], what the weights are multiplied with
+  const T* value_factor;  // [count] or null: multiplies a row of values
+  const T* extra;         // [count] or null: one more feature of the values
 };
 
 template <class T>
@@ -56,24 +57,22 @@ struct Pass {
   const T* row_shift;   // [rows] or null: added to x
   const int64_t* row_id;
   Columns<T> columns;
-  int64_t value_features;  // features of the values, and of out
-  T* lse;                  // forward: [rows], natural logarithm
-  MutableMatrix out;       // [rows, features]
-  T* out_extra;            // [rows] or null: the value feature after the last one of out
+  T* lse;             // forward: [rows], natural logarithm
+  MutableMatrix out;  // [rows, features], sum of weights * values
+  T* out_extra;       // [rows], where columns.extra is given
 };
 
 // What one instruction set offers for one element type. Host code owns threads and memory; these own the loops.
 template <class T>
 struct Kernels {
-  int64_t vector;       // elements per vector
   int64_t tile_rows;    // rows per register tile: the unit in which rows are split over threads
   int64_t panel_width;  // columns per register tile
   int64_t (*scratch_elements)(const Pass<T>&);
   // Columns [begin, end) in panels of `panel_width`; factor [rows] or null.
   void (*pack_panels)(Matrix, const T* factor, int64_t rows, int64_t features, int64_t panel_begin, int64_t panel_end,
                       T* panels);
-  // Rows [begin, end) as T with the given stride, zero beyond `features`; factor [rows] or null.
-  void (*pack_values)(Matrix, const T* factor, int64_t features, int64_t begin, int64_t end, int64_t stride, T* values);
+  // A vector as T.
+  void (*widen_vector)(Matrix, int64_t count, T* out);
   // out[i] = <a_i, b_i> over features.
   void (*row_dot)(Matrix a, Matrix b, int64_t features, int64_t begin, int64_t end, T* out);
   // out_i = u_i * x_i + v_i * y_i; y may be absent (null data).

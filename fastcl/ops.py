@@ -260,7 +260,7 @@ def contrast(
     inputs = (*tensors, factor)
     if _functorch_active():
         pos, lse, _ = _Functorch.apply(*inputs)
-    elif torch.is_grad_enabled() and any(t.requires_grad for t in inputs[:5]):
+    elif torch.is_grad_enabled() and any(t.requires_grad for t in tensors[:5]):
         pos, lse = _Eager.apply(*inputs)
     else:
         pos, lse, _ = _forward(*inputs, False)

@@ -6,20 +6,19 @@ The op underneath is tested in test_contrast.py, extreme numbers in test_numeric
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import BF16, DTYPES, F16, F32, F64, TOLERANCE, assert_budget, tolerance
+from conftest import TOLERANCE, assert_budget, tolerance
 from hypothesis import given
-from hypothesis import strategies as st
+from problems import BF16, DTYPES, F16, F32, F64, Batch, batches
 from torch import Tensor
 
 import fastcl
-import fastcl.nn
 from fastcl import reference
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,97 +31,6 @@ CONSTANTS: dict[str, list[dict[str, float]]] = {
     "mine": [{}],
     "mine_plus": [{}, {"lam": 1.3}],
 }
-MODULES = {
-    "infonce": fastcl.nn.InfoNCE,
-    "dcl": fastcl.nn.DCL,
-    "infonce_plus": fastcl.nn.InfoNCEPlus,
-    "mine": fastcl.nn.MINE,
-    "mine_plus": fastcl.nn.MINEPlus,
-}
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One call of a loss, as plain facts; `build` makes the tensors."""
-
-    n: int = 9
-    d: int = 6
-    dtype: torch.dtype = F64
-    negatives: str = "none"  # none, shared, private
-    in_batch: bool | None = None
-    queue: str = "none"  # none, empty, partial, full
-    ids: bool = False
-    log_q: bool = False
-    temperature: str = "float"  # float, tensor, rows
-    normalize: bool = True
-    symmetric: bool = False
-    reduction: str = "mean"
-    seed: int = 0
-
-    def build(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors that learn, by argument name; the other arguments)."""
-        g = torch.Generator().manual_seed(self.seed)
-
-        def randn(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=g, dtype=F64)
-
-        def log_q(*shape: int) -> Tensor:
-            return (randn(*shape) - 3.0).to(F64 if self.dtype == F64 else F32)
-
-        query = randn(self.n, self.d)
-        learn = {"query": query, "positive_key": query + 0.7 * randn(self.n, self.d)}
-        rest: dict[str, Any] = {"in_batch": self.in_batch, "normalize": self.normalize, "symmetric": self.symmetric}
-        shape = {"none": (), "shared": (7,), "private": (self.n, 3)}[self.negatives]
-        if shape:
-            near = query[:7].repeat(7, 1)[:7] if self.negatives == "shared" else query[:, None]
-            learn["negative_keys"] = near + randn(*shape, self.d)
-        if self.queue != "none":
-            rest["queue"] = fastcl.NegativeQueue(8, self.d, self.dtype)
-            count = {"empty": 0, "partial": 5, "full": 11}[self.queue]
-            keys = F.normalize(query[torch.arange(count) % self.n] + randn(count, self.d), dim=1)
-            ids = torch.randint(6, (count,), generator=g) if self.ids else None
-            rest["queue"].push(keys, ids, log_q(count) if self.log_q else None)
-        if self.ids:
-            rest["ids"] = torch.randint(6, (self.n,), generator=g)
-            if shape:
-                rest["negative_ids"] = torch.randint(6, shape, generator=g)
-        learn = {name: x.to(self.dtype) for name, x in learn.items()}
-        if self.log_q:
-            learn["log_q"] = log_q(self.n)
-            if shape:
-                learn["negative_log_q"] = log_q(*shape)
-        wide = F64 if self.dtype == F64 else F32
-        if self.temperature == "float":
-            rest["temperature"] = 0.2
-        else:
-            rows = 0.1 + 0.2 * torch.rand(self.n, generator=g, dtype=F64)
-            learn["temperature"] = (rows if self.temperature == "rows" else rows[0]).to(wide)
-        rest["reduction"] = self.reduction
-        return learn, rest
-
-
-@st.composite
-def batches(draw: st.DrawFn) -> Batch:
-    symmetric = draw(st.integers(0, 4)) == 0
-    negatives = "none" if symmetric else draw(st.sampled_from(["none", "shared", "private"]))
-    queue = "none" if symmetric else draw(st.sampled_from(["none", "none", "empty", "partial", "full"]))
-    # Something must be contrasted with: in_batch may be switched off only where other negatives are given.
-    in_batch = draw(st.sampled_from([None, True, False] if negatives != "none" or queue != "none" else [None, True]))
-    return Batch(
-        n=draw(st.sampled_from([1, 2, 9, 33])),
-        d=draw(st.sampled_from([1, 6, 17, 64])),
-        dtype=draw(st.sampled_from(DTYPES)),
-        negatives=negatives,
-        in_batch=in_batch,
-        queue=queue,
-        ids=draw(st.booleans()),
-        log_q=draw(st.booleans()) and not symmetric,
-        temperature=draw(st.sampled_from(["float", "tensor"] if symmetric else ["float", "tensor", "rows"])),
-        normalize=draw(st.booleans()),
-        symmetric=symmetric,
-        reduction=draw(st.sampled_from(["mean", "sum", "none"])),
-        seed=draw(st.integers(0, 1000)),
-    )
 
 
 def _run(module: Any, loss: str, batch: Batch, constants: dict[str, float], cast: torch.dtype | None = None) -> Any:
@@ -153,10 +61,9 @@ def _check(loss: str, batch: Batch, constants: dict[str, float]) -> None:
     logit = longest**2 / coldest
     for name, size in truth.items():
         what = name.removeprefix("grad ")
-        tol = tolerance(
-            batch.dtype if what in ("query", "positive_key", "negative_keys", "temperature") else wide, logit
-        )
-        # Attraction and repulsion cancel in part, at convergence almost wholly: a gradient is held to the size of these.
+        rounded = what in ("query", "positive_key", "negative_keys", "temperature")
+        tol = tolerance(batch.dtype if rounded else wide, logit)
+        # Attraction and repulsion cancel in part, at convergence almost wholly: a gradient is held to their size.
         floor: float | Tensor = 1.0
         if what in ("query", "positive_key", "negative_keys"):
             floor = 2 * longest / coldest / (rows[what] if batch.normalize else torch.ones_like(rows[what]))
@@ -400,37 +307,6 @@ def test_temperature_may_have_16_bits(dtype: torch.dtype) -> None:
         assert_budget("grad temperature", a, a, b, TOLERANCE[dtype], factor=0.0)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_modules_equal_the_functions(loss: str) -> None:
-    constants = CONSTANTS[loss][-1]
-    batch = Batch(negatives="private", in_batch=True, queue="full", ids=True, log_q=True)
-    learn, rest = batch.build()
-    in_constructor = ("temperature", "reduction", "normalize")
-    options = {name: x for name, x in {**learn, **rest}.items() if name not in in_constructor}
-    for reduction in ("mean", "none"):
-        for normalize in (True, False):
-            module = MODULES[loss](
-                temperature=0.2, reduction=reduction, negative_mode="paired", normalize=normalize, **constants
-            )
-            assert isinstance(module, torch.nn.Module)
-            expected = getattr(fastcl, loss)(
-                **options, temperature=0.2, reduction=reduction, normalize=normalize, **constants
-            )
-            assert torch.equal(module(**options), expected)
-    default = getattr(fastcl, loss)(learn["query"], learn["positive_key"])
-    assert torch.equal(MODULES[loss]()(learn["query"], learn["positive_key"]), default)
-
-
-def test_module_registers_a_learning_temperature() -> None:
-    temperature = torch.nn.Parameter(torch.tensor(0.2))
-    module = fastcl.nn.InfoNCE(temperature=temperature)
-    assert [p is temperature for p in module.parameters()] == [True]
-    query = torch.randn(4, 3)
-    module(query, query.flip(0)).backward()
-    assert temperature.grad is not None
-    assert temperature.grad.item() != 0
-
-
 def test_losses_compile_without_a_graph_break() -> None:
     learn, rest = Batch(negatives="shared", dtype=F32, ids=True, log_q=True, in_batch=True).build()
     inputs = [x.requires_grad_() for x in learn.values()]
@@ -447,85 +323,3 @@ def test_losses_compile_without_a_graph_break() -> None:
         torch.testing.assert_close(a, b)
         for x, y in zip(torch.autograd.grad(a, inputs), torch.autograd.grad(b, inputs), strict=True):
             torch.testing.assert_close(x, y)
-
-
-Q = torch.ones(3, 4)
-
-
-def _queue(log_q: bool = False, dim: int = 4) -> fastcl.NegativeQueue:
-    queue = fastcl.NegativeQueue(5, dim)
-    queue.push(torch.ones(2, dim), log_q=torch.zeros(2) if log_q else None)
-    return queue
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"query": torch.ones(4)}, ValueError, r"query.*\[4\]"),
-        ({"query": "q"}, TypeError, "query.*tensor.*str"),
-        ({"query": Q.long()}, TypeError, "query.*int64"),
-        ({"positive_key": Q.long()}, TypeError, "positive_key.*int64"),
-        ({"positive_key": torch.ones(3, 5)}, ValueError, r"positive_key.*\[3, 4\].*\[3, 5\]"),
-        ({"positive_key": torch.ones(2, 4)}, ValueError, r"positive_key.*\[3, 4\].*\[2, 4\]"),
-        ({"positive_key": torch.ones(3, 4, device="meta")}, ValueError, "positive_key.*cpu.*meta"),
-        ({"negative_keys": torch.ones(4)}, ValueError, r"negative_keys.*\[4\]"),
-        ({"negative_keys": torch.ones(2, 5)}, ValueError, r"negative_keys.*4.*\[2, 5\]"),
-        ({"negative_keys": torch.ones(2, 6, 4)}, ValueError, r"negative_keys.*3.*\[2, 6, 4\]"),
-        ({"negative_keys": torch.ones(2, 4).int()}, TypeError, "negative_keys.*int32"),
-        ({"negative_keys": torch.ones(2, 4), "negative_mode": "paired"}, ValueError, r"negative_keys.*\[2, 4\]"),
-        ({"negative_keys": torch.ones(3, 2, 4), "negative_mode": "unpaired"}, ValueError,
-         r"negative_keys.*\[3, 2, 4\]"),
-        ({"negative_mode": "pairs"}, ValueError, "negative_mode.*paired.*pairs"),
-        ({"reduction": "max"}, ValueError, "reduction.*mean.*sum.*none.*max"),
-        ({"temperature": 0.0}, ValueError, "temperature.*0"),
-        ({"temperature": -0.1}, ValueError, "temperature.*-0.1"),
-        ({"temperature": math.nan}, ValueError, "temperature.*nan"),
-        ({"temperature": "0.1"}, TypeError, "temperature.*str"),
-        ({"temperature": torch.ones(2)}, ValueError, r"temperature.*3.*\[2\]"),
-        ({"temperature": torch.ones(3, 1)}, ValueError, r"temperature.*\[3, 1\]"),
-        ({"temperature": torch.tensor(1)}, TypeError, "temperature.*int64"),
-        ({"ids": torch.ones(2).long()}, ValueError, r"ids.*3.*\[2\]"),
-        ({"ids": torch.ones(3)}, TypeError, "ids.*int64.*float32"),
-        ({"ids": [1, 2, 3]}, TypeError, "ids.*list"),
-        ({"negative_ids": torch.ones(3).long()}, ValueError, "negative_ids.*negative_keys"),
-        ({"negative_keys": Q, "ids": torch.ones(3).long(), "negative_ids": torch.ones(2).long()}, ValueError,
-         r"negative_ids.*3.*\[2\]"),
-        ({"log_q": torch.ones(2)}, ValueError, r"log_q.*3.*\[2\]"),
-        ({"log_q": torch.ones(3).long()}, TypeError, "log_q.*int64"),
-        ({"negative_log_q": torch.ones(3)}, ValueError, "negative_log_q.*negative_keys"),
-        ({"negative_keys": Q, "log_q": torch.ones(3)}, ValueError, "log_q"),
-        ({"negative_keys": Q, "negative_log_q": torch.ones(3)}, ValueError, "log_q"),
-        ({"queue": _queue(), "log_q": torch.ones(3)}, ValueError, "log_q"),
-        ({"queue": _queue(log_q=True)}, ValueError, "log_q"),
-        ({"queue": _queue(dim=5)}, ValueError, "5"),
-        ({"symmetric": True, "queue": _queue()}, ValueError, "symmetric.*queue"),
-        ({"symmetric": True, "negative_keys": Q}, ValueError, "symmetric.*negative_keys"),
-        ({"symmetric": True, "temperature": torch.ones(3)}, ValueError, "symmetric.*temperature"),
-    ],
-    ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
-)  # fmt: skip
-def test_refused_inputs(change: dict[str, Any], error: type[Exception], message: str) -> None:
-    valid = {"query": Q, "positive_key": Q}
-    for loss in LOSSES:
-        getattr(fastcl, loss)(**valid)
-        with pytest.raises(error, match=message):
-            getattr(fastcl, loss)(**{**valid, **change})
-
-
-@pytest.mark.parametrize(
-    ("loss", "constants", "error", "message"),
-    [
-        ("infonce_plus", {"epsilon": -0.1}, ValueError, "epsilon.*-0.1"),
-        ("infonce_plus", {"epsilon": math.nan}, ValueError, "epsilon.*nan"),
-        ("infonce_plus", {"epsilon": "1"}, TypeError, "epsilon.*str"),
-        ("infonce_plus", {"lam": math.inf}, ValueError, "lam.*inf"),
-        ("mine_plus", {"lam": -1.0}, ValueError, "lam.*-1"),
-        ("mine_plus", {"lam": None}, TypeError, "lam.*None"),
-        ("infonce", {"lam": 1.0}, TypeError, "lam"),
-        ("dcl", {"epsilon": 1.0}, TypeError, "epsilon"),
-        ("mine", {"normalise": False}, TypeError, "normalise"),
-    ],
-)
-def test_refused_constants(loss: str, constants: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        getattr(fastcl, loss)(Q, Q, **constants)

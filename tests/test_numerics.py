@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import BF16, DTYPES, F16, F32, F64, TOLERANCE, assert_budget
+from conftest import TOLERANCE, assert_budget
+from problems import BF16, DTYPES, F16, F32, F64
 from torch import Tensor
 
 import fastcl

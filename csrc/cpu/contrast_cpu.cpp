@@ -1,12 +1,10 @@
 // The op on the CPU: from tensors to a Pass and back. Owns memory and threads; the loops are in pass.inl.h.
 #include <cmath>
-#include <cstdlib>
 #include <limits>
-#include <memory>
-#include <new>
 
 #include "checks.h"
 #include "contrast.h"
+#include "cpu/buffer.h"
 #include "cpu/isa.h"
 #include "torch_shim.h"
 
@@ -16,25 +14,6 @@ namespace {
 constexpr double kLog2e = 1.442695040888963407359924681;
 // Below this much work a second thread costs more than it brings (a parallel region is about 1.5 us).
 constexpr int64_t kGrainFlops = 1 << 17;
-
-template <class T>
-class Buffer {
- public:
-  explicit Buffer(int64_t count) {
-    // Whole cache lines, and one to spare for a vector load that starts at the last element.
-    const size_t bytes = (static_cast<size_t>(count) * sizeof(T) / 64 + 2) * 64;
-    data_.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
-    if (data_ == nullptr) throw std::bad_alloc();
-  }
-  T* get() const { return data_.get(); }
-  T& operator[](int64_t i) const { return data_.get()[i]; }
-
- private:
-  struct Free {
-    void operator()(T* p) const { std::free(p); }
-  };
-  std::unique_ptr<T, Free> data_;
-};
 
 int64_t grain(int64_t flops_per_unit) { return 1 + kGrainFlops / (flops_per_unit + 1); }
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -70,7 +49,7 @@ struct Problem {
       for (int64_t i = 0; i < n; ++i) scale[i] = static_cast<T>(in.factor);
     } else {
       const bool single = in.scale.dim() == 0;
-      kernels.pack_values(vector_of(in.scale, single ? 1 : n, "scale"), nullptr, 1, 0, single ? 1 : n, 1, scale.get());
+      kernels.widen_vector(vector_of(in.scale, single ? 1 : n, "scale"), single ? 1 : n, scale.get());
       for (int64_t i = n - 1; i >= 0; --i) scale[i] = static_cast<T>((single ? scale[0] : scale[i]) * in.factor);
     }
     for (int64_t i = 0; i < n; ++i) log2_scale[i] = static_cast<T>(scale[i] * kLog2e);
@@ -79,7 +58,7 @@ struct Problem {
   // bias in units of log 2, filled up to `length` with -inf.
   Buffer<T> log2_bias(const Tensor& bias, int64_t length) const {
     Buffer<T> out(length);
-    kernels.pack_values(vector_of(bias, m, "bias"), nullptr, 1, 0, m, 1, out.get());
+    kernels.widen_vector(vector_of(bias, m, "bias"), m, out.get());
     for (int64_t j = 0; j < m; ++j) out[j] = static_cast<T>(out[j] * kLog2e);
     for (int64_t j = m; j < length; ++j) out[j] = -std::numeric_limits<T>::infinity();
     return out;
@@ -92,14 +71,6 @@ struct Problem {
     parallel_for(
         0, ceil_div(count, kernels.panel_width), grain(kernels.panel_width * d * 8),
         [&](int64_t begin, int64_t end) { kernels.pack_panels(columns, factor, count, d, begin, end, out.get()); });
-    return out;
-  }
-
-  Buffer<T> values(Matrix columns, const T* factor, int64_t count, int64_t stride) const {
-    Buffer<T> out(count * stride);
-    parallel_for(0, count, grain(stride * 4), [&](int64_t begin, int64_t end) {
-      kernels.pack_values(columns, factor, d, begin, end, stride, out.get());
-    });
     return out;
   }
 
@@ -146,11 +117,6 @@ void forward(const Inputs& in, bool row_grad, StableIValue* results) {
   const Buffer<T> panels = p.panels(p.key, nullptr, p.m);
   const Buffer<T> shift = has_bias ? p.log2_bias(in.bias, p.padded(p.m)) : Buffer<T>(0);
   const Buffer<Tag<T>> tags = p.tags(p.col_id, p.col_id != nullptr ? p.m : 0);
-  // Keys serve as their own values where rows are whole vectors of the compute type; otherwise a padded copy does.
-  const bool direct =
-      p.key.dtype == (sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64) && p.d % p.kernels.vector == 0;
-  const int64_t stride = ceil_div(p.d, p.kernels.vector) * p.kernels.vector;
-  const Buffer<T> copy = row_grad && !direct ? p.values(p.key, nullptr, p.m, stride) : Buffer<T>(0);
 
   Pass<T> pass{};
   pass.rows = p.n;
@@ -161,11 +127,9 @@ void forward(const Inputs& in, bool row_grad, StableIValue* results) {
   pass.columns.count = p.m;
   pass.columns.panels = panels.get();
   pass.columns.shift = has_bias ? shift.get() : nullptr;
-  pass.columns.values = direct ? static_cast<const T*>(p.key.data) : copy.get();
-  pass.columns.value_stride = row_grad ? stride : 0;
+  pass.columns.values = p.key;
   pass.columns.id = p.col_id;
   pass.columns.tag = p.col_id != nullptr ? tags.get() : nullptr;
-  pass.value_features = p.d;
   pass.lse = lse.write<T>();
   pass.out = {row_grad ? mean_key.write<void>() : nullptr, sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64};
   p.run(pass, p.kernels.log_sum_exp);
@@ -184,9 +148,6 @@ template <class T>
 void key_gradient(const Problem<T>& p, const Inputs& in, const T* grad_lse, const T* lse, const Tensor* grad_key,
                   T* grad_bias) {
   const bool has_bias = present(in.bias);
-  const int64_t vector = p.kernels.vector;
-  // One more value column, the upstream gradient itself, sums to the gradient of the bias.
-  const int64_t stride = ceil_div(p.d + (grad_bias != nullptr ? 1 : 0), vector) * vector;
   Buffer<T> weight(p.n), shift(p.padded(p.n));
   for (int64_t i = 0; i < p.n; ++i) weight[i] = grad_lse[i] * p.scale[i];
   const T infinity = std::numeric_limits<T>::infinity();
@@ -194,10 +155,6 @@ void key_gradient(const Problem<T>& p, const Inputs& in, const T* grad_lse, cons
     shift[i] = i >= p.n || lse[i] == -infinity ? -infinity : static_cast<T>(-static_cast<double>(lse[i]) * kLog2e);
   }
   const Buffer<T> panels = p.panels(p.query, p.log2_scale.get(), p.n);
-  const Buffer<T> values = p.values(p.query, weight.get(), p.n, stride);
-  if (grad_bias != nullptr) {
-    for (int64_t i = 0; i < p.n; ++i) values[i * stride + p.d] = grad_lse[i];
-  }
   const Buffer<T> row_shift = has_bias ? p.log2_bias(in.bias, p.m) : Buffer<T>(0);
   const Buffer<Tag<T>> tags = p.tags(p.row_id, p.row_id != nullptr ? p.n : 0);
 
@@ -210,11 +167,12 @@ void key_gradient(const Problem<T>& p, const Inputs& in, const T* grad_lse, cons
   pass.columns.count = p.n;
   pass.columns.panels = panels.get();
   pass.columns.shift = shift.get();
-  pass.columns.values = values.get();
-  pass.columns.value_stride = stride;
+  pass.columns.values = p.query;
+  pass.columns.value_factor = weight.get();
+  // One more value per column, the upstream gradient itself, sums to the gradient of the bias.
+  pass.columns.extra = grad_bias != nullptr ? grad_lse : nullptr;
   pass.columns.id = p.row_id;
   pass.columns.tag = p.row_id != nullptr ? tags.get() : nullptr;
-  pass.value_features = p.d;
   pass.out = {grad_key != nullptr ? grad_key->write<void>() : nullptr, p.key.dtype};
   pass.out_extra = grad_bias;
   p.run(pass, p.kernels.weighted_sum);

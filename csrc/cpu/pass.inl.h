@@ -5,182 +5,9 @@
 // Data flow, per thread and per block of rows:
 //   rows      -> a       [tile][feature][row in tile]            loaded once
 //   columns   -> panels  [panel][feature][column in panel]       packed once per call, shared by all threads
-//   x = a * panel in registers -> reducer -> strip [tile][panel][row][column], a few hundred columns that stay in L2
-//   out += strip * values, strip by strip
-
-constexpr int64_t kTileRows = FASTCL_TILE_ROWS;  // with two vectors of columns, the tile that just fits the registers
-constexpr int64_t kBlockRows = 96;               // rows per block: enough reuse of each panel
-constexpr int64_t kStripColumns = 512;           // with kBlockRows, a strip of 192 KiB in float
-constexpr int64_t kBlockTiles = kBlockRows / kTileRows;
-
-template <class T>
-using Tile = Vec<T>[kTileRows][2];
-
-// The scratch memory of one thread.
-template <class T>
-struct Block {
-  int64_t first, rows, tiles;  // rows [first, first + rows), the last tile padded
-  T* a;
-  T* strip;
-  T* out;        // [kBlockRows][value_stride]
-  T* sum;        // [kBlockRows][lanes], over finished strips
-  T* strip_sum;  // the same over the present strip: two levels keep the rounding of long sums small
-  T* maximum;    // [kBlockRows], what x is taken relative to
-  T* shift;      // [kBlockRows]
-  Tag<T>* tag;   // [kBlockRows]
-
-  static int64_t elements(const Pass<T>& pass) {
-    return kBlockRows * (pass.features + kStripColumns + pass.columns.value_stride + 2 * kLanes<T> + 3);
-  }
-
-  Block(const Pass<T>& pass, T* scratch) {
-    const auto take = [&](int64_t per_row) {
-      T* p = scratch;
-      scratch += kBlockRows * per_row;
-      return p;
-    };
-    a = take(pass.features);
-    strip = take(kStripColumns);
-    out = take(pass.columns.value_stride);
-    sum = take(kLanes<T>);
-    strip_sum = take(kLanes<T>);
-    maximum = take(1);
-    shift = take(1);
-    tag = reinterpret_cast<Tag<T>*>(take(1));
-  }
-
-  T* cell(int64_t tile, int64_t panel) const {  // panel counts from the strip's first
-    return strip + tile * kTileRows * kStripColumns + panel * kTileRows * kPanelWidth<T>;
-  }
-};
-
-template <class T>
-inline __attribute__((always_inline)) void multiply(const T* a, const T* panel, int64_t features, Tile<T>& x) {
-#pragma GCC unroll 16
-  for (int64_t r = 0; r < kTileRows; ++r) x[r][0] = x[r][1] = Vec<T>{};
-  for (int64_t d = 0; d < features; ++d) {
-    const Vec<T> k0 = load(panel), k1 = load(panel + kLanes<T>);
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < kTileRows; ++r) {
-      const Vec<T> q = splat(a[r]);
-      x[r][0] += q * k0;
-      x[r][1] += q * k1;
-    }
-    a += kTileRows;
-    panel += kPanelWidth<T>;
-  }
-}
-
-template <class T>
-inline __attribute__((always_inline)) void load_tile(const T* from, Tile<T>& x) {
-#pragma GCC unroll 16
-  for (int64_t r = 0; r < kTileRows; ++r) {
-    x[r][0] = load(from + r * kPanelWidth<T>);
-    x[r][1] = load(from + r * kPanelWidth<T> + kLanes<T>);
-  }
-}
-
-template <class T>
-inline __attribute__((always_inline)) void store_tile(T* to, const Tile<T>& x) {
-#pragma GCC unroll 16
-  for (int64_t r = 0; r < kTileRows; ++r) {
-    store(to + r * kPanelWidth<T>, x[r][0]);
-    store(to + r * kPanelWidth<T> + kLanes<T>, x[r][1]);
-  }
-}
-
-// Weights with a running maximum (forward). The maximum is raised lazily, only when a similarity exceeds it by 2^8:
-// weights stay far from overflow and most tiles never touch it.
-template <class T>
-struct LogSumExp {
-  static constexpr T kSlack = 8;
-
-  static void start(const Pass<T>&, Block<T>& b) {
-    for (int64_t i = 0; i < kBlockRows * kLanes<T>; ++i) b.sum[i] = b.strip_sum[i] = 0;
-    // Finite, so that a first tile of nothing but -inf gives weights 0 and not NaN.
-    for (int64_t i = 0; i < kBlockRows; ++i) b.maximum[i] = T(sizeof(T) == 4 ? -1e38 : -1e300);
-  }
-
-  static inline __attribute__((always_inline)) void weigh(const Pass<T>& pass, Block<T>& b, int64_t tile, int64_t panel,
-                                                          Tile<T>& x) {
-    const T* maximum = b.maximum + tile * kTileRows;
-    uint32_t above = 0;
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < kTileRows; ++r) above |= bits_greater(max<T>(x[r][0], x[r][1]), splat(maximum[r]) + kSlack);
-    if (__builtin_expect(above != 0, 0)) {
-      alignas(64) T copy[kTileRows * kPanelWidth<T>];
-      store_tile<T>(copy, x);
-      raise(pass, b, tile, panel, copy);
-      load_tile<T>(copy, x);
-    }
-    T* sum = b.strip_sum + tile * kTileRows * kLanes<T>;
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < kTileRows; ++r) {
-      const Vec<T> m = splat(maximum[r]);
-      x[r][0] = exp2<T>(x[r][0] - m);
-      x[r][1] = exp2<T>(x[r][1] - m);
-      store(sum + r * kLanes<T>, load(sum + r * kLanes<T>) + (x[r][0] + x[r][1]));
-    }
-  }
-
-  // Moves the maximum of each row that needs it and rescales what was summed relative to the old one.
-  static __attribute__((noinline)) void raise(const Pass<T>& pass, Block<T>& b, int64_t tile, int64_t panel,
-                                              const T* x) {
-    for (int64_t r = 0; r < kTileRows; ++r) {
-      const int64_t row = tile * kTileRows + r;
-      T highest = b.maximum[row];
-      for (int64_t c = 0; c < kPanelWidth<T>; ++c)
-        highest = x[r * kPanelWidth<T> + c] > highest ? x[r * kPanelWidth<T> + c] : highest;
-      if (!(highest > b.maximum[row] + kSlack)) continue;
-      const T factor = std::exp2(b.maximum[row] - highest);
-      b.maximum[row] = highest;
-      for (int64_t i = 0; i < kLanes<T>; ++i) {
-        b.sum[row * kLanes<T> + i] *= factor;
-        b.strip_sum[row * kLanes<T> + i] *= factor;
-      }
-      if (pass.out.data == nullptr) continue;
-      for (int64_t p = 0; p < panel; ++p) {
-        T* weights = b.cell(tile, p) + r * kPanelWidth<T>;
-        for (int64_t c = 0; c < kPanelWidth<T>; ++c) weights[c] *= factor;
-      }
-      T* out = b.out + row * pass.columns.value_stride;
-      for (int64_t d = 0; d < pass.columns.value_stride; ++d) out[d] *= factor;
-    }
-  }
-
-  static void end_strip(Block<T>& b) {
-    for (int64_t i = 0; i < b.tiles * kTileRows * kLanes<T>; ++i) {
-      b.sum[i] += b.strip_sum[i];
-      b.strip_sum[i] = 0;
-    }
-  }
-
-  static void finish(const Pass<T>& pass, Block<T>& b) {
-    for (int64_t i = 0; i < b.rows; ++i) {
-      const T sum = sum_lanes<T>(load(b.sum + i * kLanes<T>));
-      pass.lse[b.first + i] = T((double(b.maximum[i]) + std::log2(double(sum))) * 0.693147180559945309417232121458);
-      if (pass.out.data == nullptr) continue;
-      const T inverse = sum == 0 ? T(0) : 1 / sum;
-      T* out = b.out + i * pass.columns.value_stride;
-      for (int64_t d = 0; d < pass.value_features; ++d) out[d] *= inverse;
-    }
-  }
-};
-
-// Weights relative to a known log-sum-exp, which the columns' shift carries (backward).
-template <class T>
-struct KnownSum {
-  static void start(const Pass<T>&, Block<T>&) {}
-  static inline __attribute__((always_inline)) void weigh(const Pass<T>&, Block<T>&, int64_t, int64_t, Tile<T>& x) {
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < kTileRows; ++r) {
-      x[r][0] = exp2<T>(x[r][0]);
-      x[r][1] = exp2<T>(x[r][1]);
-    }
-  }
-  static void end_strip(Block<T>&) {}
-  static void finish(const Pass<T>&, Block<T>&) {}
-};
+//   x = a * panel in registers -> reducer -> strip [tile][panel][row][column], a few hundred columns that stay in the
+//   cache values    -> v       [panel of features][column][feature in panel]   one strip of columns at a time,
+//   converted on the way out += strip * v, strip by strip
 
 template <class T>
 void load_block(const Pass<T>& pass, Block<T>& b) {
@@ -252,43 +79,67 @@ inline __attribute__((always_inline)) void shift_and_exclude(const Pass<T>& pass
   }
 }
 
-// out += strip * values for one tile and `kVectors` vectors of features.
+// One strip of values, in panels of features: contiguous, where rows of the matrix itself would collide in the cache.
+template <class T>
+void load_values(const Pass<T>& pass, Block<T>& b, int64_t first, int64_t columns) {
+  constexpr int64_t W = kPanelWidth<T>;
+  for (int64_t c = 0; c < columns; ++c) {
+    const int64_t column = first + c;
+    const T factor = pass.columns.value_factor != nullptr ? pass.columns.value_factor[column] : T(1);
+    with_row(pass.columns.values, pass.features, column, [&](const auto* x) {
+      int64_t d = 0;
+      for (; d + W <= pass.features; d += W) {
+        T* v = b.v + d * kStripColumns + c * W;
+        for (int64_t i = 0; i < W; ++i) v[i] = T(widen(x[d + i])) * factor;
+      }
+      if (d == Block<T>::out_features(pass)) return;
+      T* v = b.v + d * kStripColumns + c * W;
+      for (int64_t i = 0; i < W; ++i) v[i] = d + i < pass.features ? T(widen(x[d + i])) * factor : T(0);
+      if (pass.columns.extra != nullptr) v[pass.features - d] = pass.columns.extra[column];
+    });
+  }
+}
+
+// out += strip * v for one tile and one panel of features, of which kVectors vectors are used.
 template <class T, int kVectors>
-inline void accumulate(const T* strip, int64_t columns, const T* values, int64_t stride, T* out) {
+inline void accumulate(const T* strip, int64_t columns, const T* v, int64_t stride, T* out) {
   Vec<T> acc[kTileRows][kVectors] = {};
   for (int64_t first = 0; first < columns; first += kPanelWidth<T>) {
     const int64_t width = columns - first < kPanelWidth<T> ? columns - first : kPanelWidth<T>;
     for (int64_t c = 0; c < width; ++c) {
-      Vec<T> v[kVectors];
+      Vec<T> value[kVectors];
 #pragma GCC unroll 2
-      for (int i = 0; i < kVectors; ++i) v[i] = load(values + i * kLanes<T>);
+      for (int i = 0; i < kVectors; ++i) value[i] = load(v + i * kLanes<T>);
 #pragma GCC unroll 16
       for (int64_t r = 0; r < kTileRows; ++r) {
         const Vec<T> w = splat(strip[r * kPanelWidth<T> + c]);
 #pragma GCC unroll 2
-        for (int i = 0; i < kVectors; ++i) acc[r][i] += w * v[i];
+        for (int i = 0; i < kVectors; ++i) acc[r][i] += w * value[i];
       }
-      values += stride;
+      v += kPanelWidth<T>;
     }
     strip += kTileRows * kPanelWidth<T>;
   }
   for (int64_t r = 0; r < kTileRows; ++r) {
-    for (int i = 0; i < kVectors; ++i)
-      store(out + r * stride + i * kLanes<T>, load(out + r * stride + i * kLanes<T>) + acc[r][i]);
+    for (int i = 0; i < kVectors; ++i) {
+      T* to = out + r * stride + i * kLanes<T>;
+      store(to, load(to) + acc[r][i]);
+    }
   }
 }
 
 template <class T>
 void accumulate_strip(const Pass<T>& pass, Block<T>& b, int64_t first, int64_t columns) {
-  const int64_t stride = pass.columns.value_stride;
-  const T* values = pass.columns.values + first * stride;
-  for (int64_t d = 0; d < stride; d += kPanelWidth<T>) {
+  const int64_t stride = Block<T>::out_features(pass);
+  const int64_t wanted = pass.features + (pass.columns.extra != nullptr ? 1 : 0);
+  load_values(pass, b, first, columns);
+  for (int64_t d = 0; d < wanted; d += kPanelWidth<T>) {
     for (int64_t tile = 0; tile < b.tiles; ++tile) {
       T* out = b.out + tile * kTileRows * stride + d;
-      if (stride - d >= kPanelWidth<T>) {
-        accumulate<T, 2>(b.cell(tile, 0), columns, values + d, stride, out);
+      if (wanted - d > kLanes<T>) {
+        accumulate<T, 2>(b.cell(tile, 0), columns, b.v + d * kStripColumns, stride, out);
       } else {
-        accumulate<T, 1>(b.cell(tile, 0), columns, values + d, stride, out);
+        accumulate<T, 1>(b.cell(tile, 0), columns, b.v + d * kStripColumns, stride, out);
       }
     }
   }
@@ -305,7 +156,7 @@ void run_block(const Pass<T>& pass, Block<T>& b) {
   load_block(pass, b);
   Reducer::start(pass, b);
   if (kValues) {
-    for (int64_t i = 0; i < b.tiles * kTileRows * columns.value_stride; ++i) b.out[i] = 0;
+    for (int64_t i = 0; i < b.tiles * kTileRows * Block<T>::out_features(pass); ++i) b.out[i] = 0;
   }
   for (int64_t first = 0; first < columns.count; first += kStripColumns) {
     const int64_t count = columns.count - first < kStripColumns ? columns.count - first : kStripColumns;
@@ -319,7 +170,6 @@ void run_block(const Pass<T>& pass, Block<T>& b) {
                     x);
         shift_and_exclude<T>(pass, b, tile, panel, shift, x);
         Reducer::weigh(pass, b, tile, panel - first / W, x);
-        if (kValues) store_tile<T>(b.cell(tile, panel - first / W), x);
       }
     }
     if (kValues) accumulate_strip(pass, b, first, count);
@@ -328,9 +178,9 @@ void run_block(const Pass<T>& pass, Block<T>& b) {
   Reducer::finish(pass, b);
   if (!kValues) return;
   for (int64_t i = 0; i < b.rows; ++i) {
-    const T* out = b.out + i * columns.value_stride;
-    if (pass.out.data != nullptr) write_part(pass.out, (b.first + i) * pass.value_features, pass.value_features, out);
-    if (pass.out_extra != nullptr) pass.out_extra[b.first + i] = out[pass.value_features];
+    const T* out = b.out + i * Block<T>::out_features(pass);
+    if (pass.out.data != nullptr) write_part(pass.out, (b.first + i) * pass.features, pass.features, out);
+    if (pass.out_extra != nullptr) pass.out_extra[b.first + i] = out[pass.features];
   }
 }
 
@@ -352,9 +202,9 @@ void run_tiles(const Pass<T>& pass, int64_t tile_begin, int64_t tile_end, T* scr
 template <class T>
 void log_sum_exp(const Pass<T>& pass, int64_t tile_begin, int64_t tile_end, T* scratch) {
   if (pass.out.data != nullptr) {
-    run_tiles<T, LogSumExp<T>, true>(pass, tile_begin, tile_end, scratch);
+    run_tiles<T, LogSumExp<T, true>, true>(pass, tile_begin, tile_end, scratch);
   } else {
-    run_tiles<T, LogSumExp<T>, false>(pass, tile_begin, tile_end, scratch);
+    run_tiles<T, LogSumExp<T, false>, false>(pass, tile_begin, tile_end, scratch);
   }
 }
 
@@ -365,6 +215,6 @@ void weighted_sum(const Pass<T>& pass, int64_t tile_begin, int64_t tile_end, T* 
 
 template <class T>
 constexpr Kernels<T> table() {
-  return {kLanes<T>,      kTileRows,  kPanelWidth<T>, Block<T>::elements, pack_panels<T>,
-          pack_values<T>, row_dot<T>, row_combine<T>, log_sum_exp<T>,     weighted_sum<T>};
+  return {kTileRows,  kPanelWidth<T>, Block<T>::elements, pack_panels<T>, widen_vector<T>,
+          row_dot<T>, row_combine<T>, log_sum_exp<T>,     weighted_sum<T>};
 }

@@ -25,15 +25,10 @@ void pack_panels(Matrix m, const T* factor, int64_t rows, int64_t features, int6
 }
 
 template <class T>
-void pack_values(Matrix m, const T* factor, int64_t features, int64_t begin, int64_t end, int64_t stride, T* values) {
-  for (int64_t row = begin; row < end; ++row) {
-    const T f = factor != nullptr ? factor[row] : T(1);
-    T* out = values + row * stride;
-    with_row(m, features, row, [&](const auto* x) {
-      for (int64_t d = 0; d < features; ++d) out[d] = T(widen(x[d])) * f;
-    });
-    for (int64_t d = features; d < stride; ++d) out[d] = 0;
-  }
+void widen_vector(Matrix m, int64_t count, T* out) {
+  with_row(m, 0, 0, [&](const auto* x) {
+    for (int64_t i = 0; i < count; ++i) out[i] = T(widen(x[i]));
+  });
 }
 
 template <class T>

@@ -1,0 +1,285 @@
+"""Ranking metrics against hand-computed cases and a slow oracle, the draw of negatives, and the floors' formulas."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastcl.recsys.data import Cases, Histories, Interactions
+from fastcl.recsys.floors import CoOccurrence, PersonalFrequency, Popularity
+from fastcl.recsys.metrics import draw_negatives, evaluate, top_k
+
+INF = math.inf
+BIG_DATA = Path(os.environ.get("FASTCL_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+
+class Table:
+    """A scorer that reads its scores off a table, row by row over the calls."""
+
+    def __init__(self, table: list[list[float]] | np.ndarray) -> None:
+        self.table, self.at = torch.tensor(table, dtype=torch.float32), 0
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        self.at += len(histories)
+        return self.table[self.at - len(histories) : self.at]
+
+
+def cases_of(histories: list[list[int]], targets: list[int]) -> Cases:
+    return Cases(np.arange(len(targets)), Histories.from_lists(histories), np.array(targets))
+
+
+def metrics(
+    table: list[list[float]], histories: list[list[int]], targets: list[int], *,
+    k: tuple[int, ...] = (1, 2), seen: str = "mask", counts: list[int] | None = None,
+) -> dict[str, float]:  # fmt: skip
+    weights = np.array(counts if counts is not None else [0] + [1] * (len(table[0]) - 1))
+    return evaluate(Table(table), cases_of(histories, targets), counts=weights, k=k, seen=seen)
+
+
+def test_hand_computed_ranks() -> None:
+    # Row 1: item 2 is seen, target 3 is best of the rest (rank 1). Row 2: target 1 is second (rank 2).
+    table = [[9.0, 1.0, 8.0, 5.0, 2.0], [9.0, 3.0, 4.0, 1.0, 2.0]]
+    result = metrics(table, [[2], [4]], [3, 1], counts=[0, 10, 20, 30, 40])
+    assert result["recall@1"] == 0.5
+    assert result["recall@2"] == 1.0
+    assert result["ndcg@1"] == 0.5
+    assert result["ndcg@2"] == pytest.approx((1 + 1 / math.log2(3)) / 2)
+    # Lists: [3, 4] and [2, 1]; the padding column's 9.0 is never shown.
+    assert (result["diversity@1"], result["diversity@2"]) == (2.0, 4.0)
+    assert result["popularity@1"] == pytest.approx((30 + 20) / 2)
+    assert result["popularity@2"] == pytest.approx((30 + 40 + 20 + 10) / 4)
+
+
+def test_keep_ranks_seen_items_too() -> None:
+    table = [[0.0, 1.0, 8.0, 5.0, 2.0]]
+    assert metrics(table, [[2]], [3], seen="keep")["recall@1"] == 0.0
+    assert metrics(table, [[2]], [3], seen="mask")["recall@1"] == 1.0
+    assert metrics(table, [[2]], [2], seen="keep")["recall@1"] == 1.0
+    assert metrics(table, [[2]], [2], seen="mask", k=(4,))["recall@4"] == 0.0
+
+
+def test_ties_count_half() -> None:
+    # All 4 items equal: rank = 1 + 3 / 2 = 2.5.
+    result = metrics([[0.0] * 5], [[]], [1], k=(2, 3))
+    assert (result["recall@2"], result["recall@3"]) == (0.0, 1.0)
+    assert result["ndcg@3"] == pytest.approx(1 / math.log2(3.5))
+    # One seen item leaves the tie: rank 2.
+    assert metrics([[0.0] * 5], [[4]], [1])["recall@2"] == 1.0
+
+
+def test_a_target_at_minus_infinity_is_a_miss() -> None:
+    assert metrics([[0.0, -INF, -INF, -INF]], [[]], [1], k=(3,)) == {
+        "recall@3": 0.0, "ndcg@3": 0.0, "diversity@3": 0.0, "popularity@3": 0.0,
+    }  # fmt: skip
+
+
+def test_refused_inputs() -> None:
+    good = {"counts": np.array([0, 1, 1])}
+    cases = cases_of([[1]], [2])
+    for table, message in (
+        ([[0.0, math.nan, 1.0]], "scores: expected numbers, got NaN"),
+        ([[0.0, 1.0]], r"scores: expected \[1, 3\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            evaluate(Table(table), cases, **good)
+    for options, message in (
+        ({"k": (0,)}, "k: expected different whole numbers from 1"),
+        ({"k": (5, 5)}, "k: expected"),
+        ({"k": ()}, "k: expected"),
+        ({"seen": "drop"}, "seen: expected one of 'mask', 'keep', got 'drop'"),
+        ({"protocol": "uniform"}, "protocol: expected one of 'full', 'pop100', got 'uniform'"),
+        ({"chunk": 0}, "chunk: expected at least 1"),
+        ({"counts": np.ones(3)}, "counts: expected an integer vector"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            evaluate(Table([[0.0, 1.0, 2.0]]), cases, **{**good, **options})
+    with pytest.raises(ValueError, match="cases: expected at least one"):
+        evaluate(Table([[0.0, 1.0, 2.0]]), cases_of([], []), **good)
+
+
+def oracle(
+    scores: np.ndarray, histories: list[list[int]], targets: list[int], k: int, seen: str
+) -> tuple[float, float]:
+    recall, ndcg = 0.0, 0.0
+    for row, history, target in zip(scores.tolist(), histories, targets, strict=True):
+        banned = set(history) if seen == "mask" else set()
+        if target in banned:
+            continue
+        others = [score for item, score in enumerate(row) if item not in banned | {0, target}]
+        rank = 1 + sum(s > row[target] for s in others) + 0.5 * sum(s == row[target] for s in others)
+        if rank <= k:
+            recall, ndcg = recall + 1, ndcg + 1 / math.log2(rank + 1)
+    return recall / len(targets), ndcg / len(targets)
+
+
+@given(
+    st.integers(0, 10**6), st.integers(1, 12), st.integers(2, 15), st.sampled_from(["mask", "keep"]), st.integers(1, 5)
+)
+@settings(deadline=None)
+def test_full_ranking_matches_the_oracle(seed: int, users: int, n_items: int, seen: str, chunk: int) -> None:
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(0, 6, (users, n_items + 1)).astype(np.float32)  # few values: many ties
+    histories = [rng.integers(1, n_items + 1, rng.integers(0, 6)).tolist() for _ in range(users)]
+    targets = rng.integers(1, n_items + 1, users).tolist()
+    counts = rng.integers(0, 9, n_items + 1)
+    cases = cases_of(histories, targets)
+    result = evaluate(Table(scores), cases, counts=counts, k=(1, 3, 20), seen=seen, chunk=chunk)
+    for k in (1, 3, 20):
+        assert (result[f"recall@{k}"], result[f"ndcg@{k}"]) == pytest.approx(
+            oracle(scores, histories, targets, k, seen)
+        )
+    shown: Counter[int] = Counter()
+    lists = top_k(torch.from_numpy(scores), cases.history, 20, seen)[0]
+    for row, history in zip(lists[:, :3].tolist(), histories, strict=True):
+        kept = [item for item in row if item]
+        assert len(kept) == min(3, n_items - (len(set(history)) if seen == "mask" else 0))
+        assert seen == "keep" or not set(kept) & set(history)
+        shown.update(kept)
+    assert result["diversity@3"] == len(shown)
+    mean = sum(counts[item] * times for item, times in shown.items()) / max(sum(shown.values()), 1)
+    assert result["popularity@3"] == pytest.approx(mean)
+
+
+def test_top_k_fills_up_with_padding_and_leaves_its_input_alone() -> None:
+    scores = torch.tensor([[5.0, 3.0, 2.0, 4.0]])
+    items, best = top_k(scores, Histories.from_lists([[3, 3]]), k=9)
+    assert items.tolist() == [[1, 2, 0]]
+    assert best.tolist() == [[3.0, 2.0, -INF]]
+    assert scores.tolist() == [[5.0, 3.0, 2.0, 4.0]]
+    assert top_k(scores[:0], Histories.from_lists([]), k=2)[0].shape == (0, 2)
+    with pytest.raises(ValueError, match=r"scores: expected \[2, I\+1\]"):
+        top_k(scores, Histories.from_lists([[1], [2]]), k=1)
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["mask", "keep"]), st.integers(1, 160))
+@settings(deadline=None, max_examples=50)
+def test_negatives_are_eligible_distinct_and_complete(seed: int, seen: str, n_items: int) -> None:
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(0, 4, n_items + 1)
+    counts[0] = 0
+    histories = [rng.integers(1, n_items + 1, rng.integers(0, 30)).tolist() for _ in range(5)]
+    targets = rng.integers(1, n_items + 1, 5)
+    drawn = draw_negatives(Histories.from_lists(histories), targets, counts, rng, seen)
+    assert drawn.shape == (5, 100)
+    for row, history, target in zip(drawn.tolist(), histories, targets.tolist(), strict=True):
+        eligible = {i for i in range(1, n_items + 1) if counts[i]} - {target} - set(history if seen == "mask" else [])
+        chosen = [item for item in row if item]
+        assert len(chosen) == len(set(chosen)) == min(100, len(eligible))
+        assert set(chosen) <= eligible
+
+
+def test_negatives_follow_the_counts() -> None:
+    # 101 eligible items, one too many: the 98 heavy ones come first, then two of the items 1, 2, 3 at 1 : 2 : 4.
+    counts = np.array([0, 1, 2, 4, *[10**9] * 98, 1])
+    targets = np.full(4000, len(counts) - 1)
+    drawn = draw_negatives(Histories.from_lists([[]] * len(targets)), targets, counts, np.random.default_rng(0))
+    missing = np.array([sum(item not in row for row in drawn.tolist()) for item in (1, 2, 3)]) / len(targets)
+    w = {1: 1.0, 2: 2.0, 3: 4.0}
+    for item, share in zip((1, 2, 3), missing, strict=True):
+        a, b = (w[other] for other in w if other != item)
+        total = 7.0
+        exact = a / total * b / (total - a) + b / total * a / (total - b)
+        assert share == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / len(targets)))
+
+
+def test_pop100_is_seeded_and_independent_of_the_chunk() -> None:
+    rng = np.random.default_rng(3)
+    counts = np.append(0, rng.integers(1, 50, 400))
+    histories = [rng.integers(1, 401, 8).tolist() for _ in range(60)]
+    cases = cases_of(histories, rng.integers(1, 401, 60).tolist())
+    scores = rng.normal(size=(60, 401))
+
+    def run(seed: int, chunk: int) -> dict[str, float]:
+        return evaluate(Table(scores), cases, counts=counts, protocol="pop100", seed=seed, chunk=chunk)
+
+    assert set(run(0, 7)) == {"hr@10", "ndcg@10"}
+    assert run(0, 7) == run(0, 60)
+    assert run(0, 7) != run(1, 7)
+
+
+def test_pop100_ranks_among_the_drawn_items_only() -> None:
+    rng = np.random.default_rng(4)
+    counts = np.append(0, rng.integers(1, 50, 300))
+    histories = [rng.integers(1, 301, 5).tolist() for _ in range(40)]
+    targets = rng.integers(1, 301, 40)
+    cases = cases_of(histories, targets.tolist())
+    scores = rng.normal(size=(40, 301)).astype(np.float32)
+    drawn = draw_negatives(cases.history, targets, counts, np.random.default_rng(9))
+    ranks = [1 + sum(scores[c, item] > scores[c, targets[c]] for item in drawn[c]) for c in range(40)]
+    hits = [rank <= 10 and targets[c] not in histories[c] for c, rank in enumerate(ranks)]
+    result = evaluate(Table(scores), cases, counts=counts, protocol="pop100", seed=9)
+    assert result["hr@10"] == pytest.approx(np.mean(hits))
+    gains = [hit / math.log2(rank + 1) for hit, rank in zip(hits, ranks, strict=True)]
+    assert result["ndcg@10"] == pytest.approx(np.mean(gains))
+
+
+def test_popularity_and_personal_frequency() -> None:
+    counts = np.array([0, 5, 0, 5_000_000, 5_000_001])
+    history = Histories.from_lists([[1, 2, 2], []])
+    popularity = Popularity(counts).scores(history)
+    assert popularity.dtype == torch.float32
+    assert popularity.tolist() == [[-INF, 5.0, 0.0, 5_000_000.0, 5_000_001.0]] * 2
+    frequency = PersonalFrequency(counts).scores(history)
+    assert frequency.dtype == torch.float32
+    # 2 twice, 1 once, then by popularity; a user without history gets popularity.
+    assert top_k(frequency, history, 4, "keep")[0].tolist() == [[2, 1, 4, 3], [4, 3, 1, 2]]
+    assert (frequency[:, 0] == -INF).all()
+
+
+def co_occurrence_oracle(train: list[list[int]], history: list[int], n_items: int) -> list[float]:
+    users = {i: {u for u, row in enumerate(train) if i in row} for i in range(1, n_items + 1)}
+    clicks = Counter(item for row in train for item in row)
+    scores = []
+    for j in range(1, n_items + 1):
+        total = 0.0
+        for age, i in enumerate(reversed(history)):
+            if users[i] and users[j]:
+                total += 0.8**age * len(users[i] & users[j]) / math.sqrt(len(users[i]) * len(users[j]))
+            for row in train:
+                for at, item in enumerate(row):
+                    for step in (1, 2, 3):
+                        if item == i and row[at + step : at + step + 1] == [j]:
+                            total += 0.8**age * 0.8 ** (step - 1) / math.sqrt(clicks[i])
+        scores.append(total)
+    return scores
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 5), max_size=6), min_size=1, max_size=5),
+    st.lists(st.lists(st.integers(1, 5), max_size=5), min_size=1, max_size=3),
+)
+@settings(deadline=None)
+def test_co_occurrence_matches_its_formula(train: list[list[int]], histories: list[list[int]]) -> None:
+    scores = CoOccurrence(Histories.from_lists(train), 5).scores(Histories.from_lists(histories))
+    assert scores.dtype == torch.float32
+    assert scores[:, 0].tolist() == [-INF] * len(histories)
+    for row, history in zip(scores[:, 1:].tolist(), histories, strict=True):
+        assert row == pytest.approx(co_occurrence_oracle(train, history, 5), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "popularity", "mix"), [("Office_Products", (0.0055, 0.0015), (0.1258, 0.0652))]
+)  # fmt: skip
+def test_floors_on_amazon_are_near_the_independent_ones(
+    name: str, popularity: tuple[float, float], mix: tuple[float, float]
+) -> None:
+    """Recall@20 and NDCG@20 computed earlier by other code (ties broken by item number, other weights of the mix)."""
+    path = BIG_DATA / "amazon" / f"{name}.txt.gz"
+    if not path.exists():
+        pytest.skip(f"{path} is not there (the big data folder; FASTCL_DATA names another)")
+    split = Interactions.read(path).split()
+    for floor, (recall, ndcg) in (
+        (Popularity(split.counts), popularity),
+        (CoOccurrence(split.train, len(split.items)), mix),
+    ):
+        result = evaluate(floor, split.test, counts=split.counts, k=(20,))
+        assert result["recall@20"] == pytest.approx(recall, rel=0.1)
+        assert result["ndcg@20"] == pytest.approx(ndcg, rel=0.1)
