@@ -102,23 +102,27 @@ def backward(
     bias_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     q = query.to(lse.dtype)
-    none = q.new_empty(0)
     # A row with nothing in its sum passes nothing on, whatever a loss on top sends into it.
     grad_lse = grad_lse.masked_fill(lse == -torch.inf, 0.0)
     s = _row_scale(scale, factor, q.shape[0], q)
-    d_query = d_key = d_positive = d_scale = d_bias = none
+    # What is not wanted is an empty tensor, each one of its own: an op's results must not share memory.
+    d_query, d_key, d_positive, d_scale, d_bias = (q.new_empty(0) for _ in range(5))
     if query_grad or scale_grad:
         row = grad_lse[:, None] * mean_key
         if positive.dim() == 2:
             row = row + grad_pos[:, None] * positive.to(q)
-        d_query = (s[:, None] * row).to(query.dtype) if query_grad else none
-        d_scale = factor * (q * row).sum(1) if scale_grad else none
+        if query_grad:
+            d_query = (s[:, None] * row).to(query.dtype)
+        if scale_grad:
+            d_scale = factor * (q * row).sum(1)
     if positive_grad:
         d_positive = ((s * grad_pos)[:, None] * q).to(positive.dtype)
     if key_grad or bias_grad:
         k = key.to(q)
-        d_key = torch.zeros_like(k) if key_grad else none
-        d_bias = k.new_zeros(k.shape[0]) if bias_grad else none
+        if key_grad:
+            d_key = torch.zeros_like(k)
+        if bias_grad:
+            d_bias = k.new_zeros(k.shape[0])
         scaled = q * s[:, None]
         for rows in _chunks(q.shape[0], k.shape[0]) if k.shape[0] else ():
             w = _weights(_logits(scaled, k, bias, row_id, col_id, rows), lse[rows]) * grad_lse[rows, None]
@@ -126,5 +130,6 @@ def backward(
                 d_key += w.T @ scaled[rows]
             if bias_grad:
                 d_bias += w.sum(0)
-        d_key = d_key.to(key.dtype)
+        if key_grad:
+            d_key = d_key.to(key.dtype)
     return d_query, d_key, d_positive, d_scale, d_bias

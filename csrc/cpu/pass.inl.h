@@ -1,13 +1,14 @@
 // One pass over the similarity matrix: register tiles of similarities, turned into weights on the spot and multiplied
-// with the columns' values before they leave the cache. The N x M matrix is never stored. Included once per instruction
-// set, inside its namespace and target region; includes nothing, allocates nothing, starts no thread.
+// with the columns' values before they leave the cache. The N x M matrix is never stored.
+// Included once per instruction set, inside its namespace and target region; includes nothing, allocates nothing,
+// starts no thread.
 //
 // Data flow, per thread and per block of rows:
-//   rows      -> a       [tile][feature][row in tile]            loaded once
-//   columns   -> panels  [panel][feature][column in panel]       packed once per call, shared by all threads
-//   x = a * panel in registers -> reducer -> strip [tile][panel][row][column], a few hundred columns that stay in the
-//   cache values    -> v       [panel of features][column][feature in panel]   one strip of columns at a time,
-//   converted on the way out += strip * v, strip by strip
+//   rows      -> a       [tile][feature][row in tile]                  loaded once
+//   columns   -> panels  [panel][feature][column in panel]             packed once per call, shared by all threads
+//   values    -> v       [panel of features][column][feature in panel] one strip of columns at a time
+//   x = a * panel in registers -> reducer -> strip [tile][panel][row][column], a strip of columns that stays in cache
+//   out += strip * v, strip by strip
 
 template <class T>
 void load_block(const Pass<T>& pass, Block<T>& b) {
