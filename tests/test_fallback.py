@@ -1,4 +1,4 @@
-"""The chunked PyTorch path must give what the compiled kernels give: other devices depend on it and no test machine has one."""
+"""The chunked PyTorch path must give what the compiled kernels give: other devices depend on it."""
 
 import warnings
 
