@@ -5,6 +5,7 @@
 // and may multiply the weights with one vector per column:
 //   forward:   rows = queries, columns = keys;    weight = exp(x - running maximum); out = mean key
 //   backward:  rows = keys,    columns = queries; weight = exp(x - lse of the column); out = gradient of the key
+// and, for losses over pairs, the same with softplus(x) summed and weight = sigmoid(x).
 // All similarities are in units of log 2, so that the exponential is exp2.
 #pragma once
 #include <cstdint>
@@ -57,7 +58,7 @@ struct Pass {
   const T* row_shift;   // [rows] or null: added to x
   const int64_t* row_id;
   Columns<T> columns;
-  T* lse;             // forward: [rows], natural logarithm
+  T* reduced;         // forward: [rows], what the reducer makes of a row, in natural units
   MutableMatrix out;  // [rows, features], sum of weights * values
   T* out_extra;       // [rows], where columns.extra is given
 };
@@ -78,8 +79,11 @@ struct Kernels {
   // out_i = u_i * x_i + v_i * y_i; y may be absent (null data).
   void (*row_combine)(const T* u, Matrix x, const T* v, Matrix y, int64_t features, int64_t begin, int64_t end,
                       MutableMatrix out);
-  void (*log_sum_exp)(const Pass<T>&, int64_t tile_begin, int64_t tile_end, T* scratch);
-  void (*weighted_sum)(const Pass<T>&, int64_t tile_begin, int64_t tile_end, T* scratch);
+  // A pass over row tiles [begin, end). Forward with its reducer's weights, and backward with known ones:
+  void (*log_sum_exp)(const Pass<T>&, int64_t tile_begin, int64_t tile_end, T* scratch);   // exp(x) / sum exp(x)
+  void (*known_sum)(const Pass<T>&, int64_t tile_begin, int64_t tile_end, T* scratch);     // exp(x)
+  void (*softplus_sum)(const Pass<T>&, int64_t tile_begin, int64_t tile_end, T* scratch);  // sigmoid(x)
+  void (*sigmoid)(const Pass<T>&, int64_t tile_begin, int64_t tile_end, T* scratch);       // sigmoid(x)
 };
 
 struct Isa {

@@ -5,20 +5,24 @@ from typing import Any
 
 import torch
 
-from fastcl import _C
+from fastcl import _C, fallback
 
 
 def config() -> dict[str, Any]:
     """Build and run-time facts; `isas` are the compiled ones this processor runs, slowest first, `isa` the active one.
 
+    The environment variable FASTCL_FALLBACK=1 puts the chunked PyTorch of other devices in the place of the compiled
+    kernels, for tests and for comparing; `cpu` says which of them run.
+
     >>> sorted(config())
-    ['compiled_isas', 'cuda', 'isa', 'isas', 'threads', 'torch', 'version']
+    ['compiled_isas', 'cpu', 'cuda', 'isa', 'isas', 'threads', 'torch', 'version']
     """
     return {
         "version": importlib.metadata.version("fastcl"),
         "compiled_isas": list(_C.compiled_isas()),
         "isas": list(_C.usable_isas()),
         "isa": _C.active_isa(),
+        "cpu": "chunked PyTorch, because of FASTCL_FALLBACK=1" if fallback.FORCED else "compiled kernels",
         "cuda": "none: this version has no CUDA kernels; CUDA tensors run through chunked PyTorch",
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),

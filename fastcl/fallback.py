@@ -1,18 +1,34 @@
 """The op's two kernels in chunked PyTorch, for devices the compiled part does not serve; memory O(chunk * M).
 
-Registered under every dispatch key at once, so a compiled kernel, where there is one, simply takes precedence. It must
-agree with the kernels in every rule of `fastcl.ops.contrast`; it is no place for features of its own.
+Registered under every dispatch key at once, so a compiled kernel, where there is one, simply takes precedence. They
+must agree with the kernels in every rule of `fastcl.ops.contrast`; this is no place for features of its own. Autograd
+can differentiate them (nothing is written in place, empty rows give zeros), which is how double backward works.
 """
 
+import contextlib
+import functools
+import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 # Bounds the logits held at once to 16 MiB in float32: enough work per launch, small beside the inputs it serves.
 _CHUNK_ELEMENTS = 1 << 22
-_announced: set[str] = set()
+
+
+def _forced() -> bool:
+    value = os.environ.get("FASTCL_FALLBACK", "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"FASTCL_FALLBACK: expected 0 or 1, got {value!r}")
+    return value == "1"
+
+
+# Whether the environment asks for these kernels on the CPU too; read once, at import. Such a wish needs no warning.
+FORCED = _forced()
+_announced: set[str] = {"cpu"} if FORCED else set()
 
 
 def _announce(device: torch.device) -> None:
@@ -22,6 +38,30 @@ def _announce(device: torch.device) -> None:
             f"fastcl has no compiled kernel for {device.type} here; using chunked PyTorch (see fastcl.show_config())",
             stacklevel=2,
         )
+
+
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` as it is registered: says once per type of device that no compiled kernel runs there."""
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        _announce(args[0].device)
+        return function(*args)
+
+    return run
+
+
+def no_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with autocast off: its matrix products stay in `compute_dtype`, as those of the kernels do."""
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        device = args[0].device.type
+        off = torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else None
+        with off or contextlib.nullcontext():
+            return function(*args)
+
+    return run
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
@@ -37,7 +77,7 @@ def _row_scale(scale: Tensor, factor: float, n: int, like: Tensor) -> Tensor:
 
 def _chunks(n: int, m: int) -> Iterator[slice]:
     step = max(1, _CHUNK_ELEMENTS // max(1, m))
-    return (slice(a, min(n, a + step)) for a in range(0, n, step))
+    return (slice(a, min(n, a + step)) for a in range(0, max(1, n), step))
 
 
 def _logits(q: Tensor, k: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor, rows: slice) -> Tensor:
@@ -49,6 +89,23 @@ def _logits(q: Tensor, k: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor, 
     return x
 
 
+def _logsumexp(x: Tensor) -> Tensor:
+    """torch.logsumexp over dim 1 whose gradient is zero, not NaN, in a row with nothing in its sum."""
+    if x.shape[1] == 0:
+        return x.new_full((x.shape[0],), -torch.inf)
+    top = x.detach().amax(1)
+    top = top.masked_fill(top.isinf(), 0.0)
+    total = torch.exp(x - top[:, None]).sum(1)
+    empty = total == 0
+    return (total.masked_fill(empty, 1.0).log() + top).masked_fill(empty, -torch.inf)
+
+
+def _weights(x: Tensor, lse: Tensor) -> Tensor:
+    """exp(x - lse); zero, not NaN, in a row with nothing in its sum."""
+    return torch.exp(x - lse.masked_fill(lse == -torch.inf, torch.inf)[:, None])
+
+
+@no_autocast
 def forward(
     query: Tensor,  # [N, D]
     key: Tensor,  # [M, D]
@@ -60,28 +117,22 @@ def forward(
     factor: float,
     row_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _announce(query.device)
     dtype = compute_dtype(query, key, positive)
     n, m = query.shape[0], key.shape[0]
     q, k = query.to(dtype), key.to(dtype)
     s = _row_scale(scale, factor, n, q)
     pos = s * (q * positive.to(dtype)).sum(1) if positive.dim() == 2 else q.new_empty(0)
-    lse = q.new_full((n,), -torch.inf)
-    mean_key = torch.zeros_like(q) if row_grad else q.new_empty(0)
     scaled = q * s[:, None]
-    for rows in _chunks(n, m) if m else ():
+    lse, mean_key = [], []
+    for rows in _chunks(n, m):
         x = _logits(scaled, k, bias, row_id, col_id, rows)
-        lse[rows] = torch.logsumexp(x, 1)
+        lse.append(_logsumexp(x))
         if row_grad:
-            mean_key[rows] = _weights(x, lse[rows]) @ k
-    return pos, lse, mean_key
+            mean_key.append(_weights(x, lse[-1]) @ k)
+    return pos, torch.cat(lse), torch.cat(mean_key) if row_grad else q.new_empty(0)
 
 
-def _weights(x: Tensor, lse: Tensor) -> Tensor:
-    """exp(x - lse); zero, not NaN, in a row with nothing in its sum."""
-    return torch.exp(x - lse.masked_fill(lse == -torch.inf, torch.inf)[:, None])
-
-
+@no_autocast
 def backward(
     grad_pos: Tensor,
     grad_lse: Tensor,
@@ -124,12 +175,12 @@ def backward(
         if bias_grad:
             d_bias = k.new_zeros(k.shape[0])
         scaled = q * s[:, None]
-        for rows in _chunks(q.shape[0], k.shape[0]) if k.shape[0] else ():
+        for rows in _chunks(q.shape[0], k.shape[0]):
             w = _weights(_logits(scaled, k, bias, row_id, col_id, rows), lse[rows]) * grad_lse[rows, None]
             if key_grad:
-                d_key += w.T @ scaled[rows]
+                d_key = torch.addmm(d_key, w.T, scaled[rows])
             if bias_grad:
-                d_bias += w.sum(0)
+                d_bias = d_bias + w.sum(0)
         if key_grad:
             d_key = d_key.to(key.dtype)
     return d_query, d_key, d_positive, d_scale, d_bias

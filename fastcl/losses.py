@@ -8,21 +8,25 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastcl.fallback import compute_dtype
 from fastcl.rows import (
-    REDUCTIONS,
     Negatives,
     Queue,
     Rows,
     check_batch,
     check_constant,
     check_symmetric,
+    check_tensor,
+    check_weight,
     normalized,
     positive_number,
+    reduced,
     rows_of,
 )
 
@@ -47,9 +51,11 @@ def _loss(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
         log_q: Tensor | None = None,  # [N]
         negative_log_q: Tensor | None = None,  # [M] or [N, K]
         symmetric: bool = False,
-        **constants: float,
+        weight: Tensor | None = None,  # [N]
+        **constants: Any,
     ) -> Tensor:
         check_batch(query, positive_key, negative_keys, temperature, reduction, negative_mode)
+        check_weight(weight, query.shape[0], query.device)
         if normalize:
             query, positive_key = normalized(query), normalized(positive_key)
             negative_keys = None if negative_keys is None else normalized(negative_keys)
@@ -63,7 +69,7 @@ def _loss(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
             per_row = 0.5 * (formula(rows[0], **constants) + formula(rows[1], **constants))
         else:
             per_row = formula(rows_of(query, positive_key, temperature, negatives), **constants)
-        return REDUCTIONS[reduction](per_row)
+        return reduced(per_row, reduction, weight)
 
     shared = [p for p in inspect.signature(loss, follow_wrapped=False).parameters.values() if p.name != "constants"]
     own = list(inspect.signature(formula).parameters.values())[1:]
@@ -100,13 +106,17 @@ def infonce(rows: Rows) -> Tensor:
         log_q: [N], log probability with which each positive is sampled as a negative: subtracted from its logit,
             wherever it stands (sampled softmax). Given for every segment or for none; the queue keeps its own.
         negative_log_q: [M] or [N, K], the same for negative_keys.
-        symmetric: half the sum of both directions (CLIP); not with negative_keys, queue, log_q or a temperature per
-            row.
+        symmetric: half the sum of both directions (CLIP, Radford et al. 2021, Fig. 3); not with negative_keys, queue,
+            log_q or a temperature per row. CLIP's learnable logit_scale = exp(parameter) is temperature = 1 /
+            logit_scale.
+        weight: [N], any floating dtype, each row's loss times its weight: mean = sum(weight * loss) / N. A weight of
+            1 / q, the inverse of the probability with which the positive was shown, makes any loss of the family an
+            inverse propensity weighted one (Zhou et al. 2021, CLRec, Eq. 4).
 
     Returns: float32 (float64 for float64 inputs), [] or [N]. A row without negatives has loss 0 and zero gradient, and
     counts in the mean.
 
-    Gradients: query, positive_key, negative_keys, temperature, log_q and negative_log_q; the true ones, for any
+    Gradients: query, positive_key, negative_keys, temperature, log_q, negative_log_q and weight; the true ones, for any
     upstream gradient.
 
     Errors: TypeError for types and dtypes, ValueError for shapes and values, each naming the argument.
@@ -117,9 +127,12 @@ def infonce(rows: Rows) -> Tensor:
     >>> loss.backward()
     >>> round(loss.item(), 4)  # log(1 + e^-2)
     0.1269
+    >>> shown = torch.tensor([0.5, 0.25])  # how often the two positives were shown
+    >>> round(fastcl.infonce(query, torch.eye(2), temperature=0.5, weight=1 / shown).item(), 4)  # 3 times that
+    0.3808
     """
     # softplus, not logaddexp(pos, lse) - pos, which cancels to 0 at convergence.
-    return _softplus(rows.lse - rows.pos)
+    return softplus(rows.lse - rows.pos)
 
 
 @_loss
@@ -135,6 +148,94 @@ def dcl(rows: Rows) -> Tensor:
     -2.0
     """
     return _unless_empty(rows, rows.lse - rows.pos)
+
+
+def mises_fisher_weights(query: Tensor, positive_key: Tensor, sigma: float = 0.5) -> Tensor:
+    """The weights of DCLW (Yeh et al. 2022): w_i = 2 - exp(<q_i, p_i> / sigma) / mean_k exp(<q_k, p_k> / sigma).
+
+    Pairs that are still far apart weigh more; the mean over the N pairs is 1.
+
+    Args:
+        query, positive_key: [N, D], floating; the paper's are normalised.
+        sigma: > 0; another one by `functools.partial(mises_fisher_weights, sigma=...)`.
+
+    Returns: [N]; float32 for 16-bit inputs. No gradient: the weights are constants of a step, as in lightly. Yeh et al.
+    leave that open; a weight_fn of your own that does not detach gets its gradient.
+
+    >>> import torch, fastcl
+    >>> fastcl.mises_fisher_weights(torch.eye(2), torch.eye(2))
+    tensor([1., 1.])
+    """
+    check_tensor("query", query, ("N", "D"), least=1)
+    check_tensor("positive_key", positive_key, tuple(query.shape), query.device)
+    positive_number("sigma", sigma)
+    dtype = compute_dtype(query, positive_key)
+    similarity = (query.detach().to(dtype) * positive_key.detach().to(dtype)).sum(1)
+    return 2.0 - len(query) * torch.softmax(similarity / sigma, 0)
+
+
+@_loss
+def dclw(rows: Rows, *, weight_fn: Callable[[Tensor, Tensor], Tensor] = mises_fisher_weights) -> Tensor:
+    """Weighted decoupled contrastive loss, DCLW (Yeh et al. 2022): DCL with a weight on the positive term.
+
+        loss_i = lse_i - w_i pos_i,    w = weight_fn(query, positive_key)
+
+    `weight_fn` gets query and positive_key [N, D], normalised if the loss normalises, and returns [N]; the paper's
+    negative von Mises-Fisher weights with sigma = 0.5 by default. It has its gradient if it does not detach, as the
+    default does. Other arguments, gradients and errors: `infonce`; `weight` multiplies the whole loss. The loss may be
+    negative.
+
+    >>> import torch, fastcl
+    >>> round(fastcl.dclw(torch.eye(2), torch.eye(2), temperature=0.5).item(), 4)  # 0 - 1 * 2
+    -2.0
+    """
+    weights = weight_fn(rows.query, rows.positive_key)
+    check_tensor("weight_fn", weights, (len(rows.pos),), rows.pos.device)
+    return _unless_empty(rows, rows.lse - weights * rows.pos)
+
+
+@_loss
+def debiased_infonce(rows: Rows, *, tau_plus: float = 0.1, beta: float = 0.0) -> Tensor:
+    """Debiased InfoNCE (Chuang et al. 2020, Eqs. 7 and 8); with beta > 0, hard negatives (Robinson et al. 2021).
+
+        loss_i = log(1 + N_i / exp(pos_i))
+        N_i = C max((E_i - tau_plus exp(pos_i)) / (1 - tau_plus), exp(-1 / T))
+        E_i = sum_j exp((1 + beta) s_ij) / sum_j exp(beta s_ij),    s_ij = <q_i, k_j> / T
+
+    over the C columns of the row that are not excluded; with beta=0, E_i is the mean of exp(s_ij).
+
+    Args:
+        tau_plus: in [0, 1), the probability that a negative is of the positive's class; what that adds to the mean is
+            taken off.
+        beta: >= 0, how much a negative counts for being similar; takes two more passes over the keys.
+
+    The bound exp(-1 / T) is the least that normalised vectors can reach, and a row that it binds sends no gradient to
+    its negatives. tau_plus=0, beta=0 is InfoNCE where vectors are normalised. The weights have their gradient, as in
+    the authors' code. Other arguments, gradients and errors: `infonce`; log_q raises ValueError, since the mean is one
+    over keys as they are drawn.
+
+    >>> import torch, fastcl
+    >>> round(fastcl.debiased_infonce(torch.eye(2), torch.eye(2), temperature=0.5, tau_plus=0.0).item(), 4)
+    0.1269
+    >>> round(fastcl.debiased_infonce(torch.eye(2), torch.eye(2), temperature=0.5).item(), 4)  # N = (1 - 0.1 e^2) / 0.9
+    0.0385
+    """
+    check_constant("tau_plus", tau_plus, lambda x: 0 <= x < 1, "at least 0 and below 1")
+    check_constant("beta", beta, lambda x: x >= 0, "at least 0")
+    if rows.log_q:
+        raise ValueError("log_q: expected none with debiased_infonce, got one")
+    log_count = rows.count().clamp(min=1).to(rows.lse).log()
+    # log N_i, all the way in logarithms: exp(1 / T) overflows float32 at T = 0.01.
+    negative = rows.lse
+    if beta:
+        empty = rows.lse == -torch.inf
+        negative = (log_count + rows.lse_at(1.0 + beta) - rows.lse_at(beta)).masked_fill(empty, -torch.inf)
+    if tau_plus:
+        share = math.log(tau_plus) + log_count + rows.pos - negative
+        nothing_left = share >= 0
+        rest = negative + torch.log(-torch.expm1(share.masked_fill(nothing_left, -1.0))) - math.log1p(-tau_plus)
+        negative = rest.masked_fill(nothing_left, -torch.inf)
+    return _unless_empty(rows, softplus(torch.maximum(negative, log_count - rows.scale) - rows.pos))
 
 
 @_loss
@@ -157,7 +258,7 @@ def infonce_plus(rows: Rows, *, epsilon: float = 0.0, lam: float = 1.1) -> Tenso
     z = rows.pos + math.log(epsilon)
     # lam * logaddexp(z, lse) - pos, regrouped so that what cancels for lam = 1 does so before anything small is added
     # to it.
-    return _unless_empty(rows, lam * _softplus(rows.lse - z) + ((lam - 1) * rows.pos + lam * math.log(epsilon)))
+    return _unless_empty(rows, lam * softplus(rows.lse - z) + ((lam - 1) * rows.pos + lam * math.log(epsilon)))
 
 
 @_loss
@@ -192,7 +293,8 @@ def mine_plus(rows: Rows, *, lam: float = 1.1) -> Tensor:
     return _unless_empty(rows, lam * _log_mean(rows) - rows.pos)
 
 
-def _softplus(x: Tensor) -> Tensor:
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x), to full precision in every type."""
     # torch turns linear at its default threshold of 20, where the difference still shows in float64; at 40 it does not.
     return F.softplus(x, threshold=40.0)
 

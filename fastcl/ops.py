@@ -1,14 +1,16 @@
 """The one op, `contrast`: schemas, fake kernels, autograd. What every loss shares, and no loss's formula.
 
 The kernels live in the compiled part (CPU) or in fallback.py (everything else) and know just two ops: forward and
-backward.
+backward. Backward is itself differentiated through the fallback's plain torch operations.
 """
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 from fastcl import fallback
 from fastcl.fallback import compute_dtype
@@ -25,10 +27,32 @@ _lib.define(
     "bool key_grad, bool positive_grad, bool scale_grad, bool bias_grad) "
     "-> (Tensor grad_query, Tensor grad_key, Tensor grad_positive, Tensor grad_scale, Tensor grad_bias)"
 )
-_lib.impl("contrast_forward", fallback.forward, "CompositeExplicitAutograd")
-_lib.impl("contrast_backward", fallback.backward, "CompositeExplicitAutograd")
 
 from fastcl import _C  # noqa: E402, F401  registers the CPU kernels, so it comes after torch and the schemas
+
+
+def _implement(name: str, function: Callable[..., Any]) -> None:
+    """Registers the chunked PyTorch twin of an op, and a batch of calls as calls one after the other."""
+    _lib.impl(name, fallback.kernel(function), "CompositeExplicitAutograd")
+    if fallback.FORCED:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch remarks that a kernel is replaced
+            _lib.impl(name, fallback.kernel(function), "CPU")
+    op = getattr(torch.ops.fastcl, name).default
+
+    def batched(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+        calls = [
+            op(*(x if d is None else x.select(d, i).contiguous() for x, d in zip(args, in_dims, strict=True)))
+            for i in range(info.batch_size)
+        ]
+        results = tuple(torch.stack(parts) for parts in zip(*calls, strict=True))
+        return results, (0,) * len(results)
+
+    torch.library.register_vmap(f"fastcl::{name}", batched, lib=_lib)
+
+
+_implement("contrast_forward", fallback.forward)
+_implement("contrast_backward", fallback.backward)
 
 
 @torch.library.register_fake("fastcl::contrast_forward", lib=_lib)
@@ -65,7 +89,7 @@ _NONE = torch.empty(0)
 
 
 class _Backward(Function):
-    """The backward op as a Function, so that differentiating it once more is an error instead of a silent None."""
+    """The backward op as a Function, so that gradients are differentiable too: through plain torch, N x M in memory."""
 
     generate_vmap_rule = True
 
@@ -75,23 +99,28 @@ class _Backward(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+        ctx.save_for_backward(*inputs[:11])
+        ctx.factor, *ctx.wanted = inputs[11:]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        raise RuntimeError(
-            "fastcl.contrast: double backward is not supported; fastcl.reference has twins that allow it"
-        )
+        row_id, col_id, lse, mean_key = ctx.saved_tensors[7:]
+        differentiable = ctx.saved_tensors[:7]
+        query_grad, key_grad, positive_grad, scale_grad, bias_grad = ctx.wanted
+        sums = query_grad or key_grad or scale_grad or bias_grad
+        if sums and differentiable[3].dim() != 2:
+            raise RuntimeError(
+                "fastcl.contrast: double backward needs the key, which is not saved unless it requires grad (a queue "
+                "may overwrite it); pass a key that requires grad"
+            )
 
+        def first_order(grad_pos: Tensor, grad_lse: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+            again = fallback.forward(*inputs, row_id, col_id, ctx.factor, True)[1:] if sums else (lse, mean_key)
+            return fallback.backward(grad_pos, grad_lse, *inputs, row_id, col_id, *again, ctx.factor, *ctx.wanted)
 
-def _save(ctx: Any, inputs: tuple[Any, ...], lse: Tensor, mean_key: Tensor) -> None:
-    query, key, positive, scale, bias, row_id, col_id, factor = inputs[:8]
-    if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[4]):
-        # Frozen columns take no part in the backward pass. Not saving them is what lets a queue be overwritten in
-        # between.
-        key = bias = col_id = _NONE
-    ctx.save_for_backward(query, key, positive, scale, bias, row_id, col_id, lse, mean_key)
-    ctx.factor = factor
+        pull_back = torch.func.vjp(first_order, *differentiable)[1]
+        found = (*pull_back(grads), *(None,) * 10)
+        return tuple(g if needed else None for g, needed in zip(found, ctx.needs_input_grad, strict=True))
 
 
 def _grads(ctx: Any, grad_pos: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
@@ -111,6 +140,7 @@ def _grads(ctx: Any, grad_pos: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
         mean_key,
     )
     flags = (needs[0], needs[1], needs[2], needs[3], needs[4])
+    # Grad mode in here means that someone may want to differentiate what comes out.
     run = _Backward.apply if torch.is_grad_enabled() else _backward
     d_query, d_key, d_positive, d_scale, d_bias = run(*args, ctx.factor, *flags)
     if needs[3]:
@@ -126,7 +156,12 @@ class _Eager(Function):
     def forward(ctx: Any, *inputs: Any) -> Any:
         row_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[3]
         pos, lse, mean_key = _forward(*inputs, row_grad)
-        _save(ctx, inputs, lse, mean_key)
+        query, key, positive, scale, bias, row_id, col_id, ctx.factor = inputs
+        if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[4]):
+            # Frozen columns take no part in the backward pass. Not saving them is what lets a queue be overwritten in
+            # between.
+            key = bias = col_id = _NONE
+        ctx.save_for_backward(query, key, positive, scale, bias, row_id, col_id, lse, mean_key)
         return pos, lse
 
     @staticmethod
@@ -147,7 +182,9 @@ class _Functorch(Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         _, lse, mean_key = output
         ctx.mark_non_differentiable(mean_key)
-        _save(ctx, inputs, lse, mean_key)
+        *tensors, ctx.factor = inputs
+        # Frozen keys too: functions that torch.func transforms overwrite nothing, and often ask for second derivatives.
+        ctx.save_for_backward(*tensors, lse, mean_key)
 
     @staticmethod
     def backward(ctx: Any, grad_pos: Tensor, grad_lse: Tensor, _: Any) -> Any:
@@ -216,9 +253,13 @@ def contrast(
         = -inf and zero gradient. NaN inputs give NaN in the rows they touch.
 
     Gradients: query, key, positive, scale and bias; only what is needed is computed. Keys without requires_grad cost no
-    backward
-    product and are not saved: their storage may be overwritten between forward and backward. Backward may run more than
-    once; differentiating it again raises RuntimeError.
+    backward product and are not saved: their storage may be overwritten between forward and backward. Backward may run
+    more than once. Gradients of gradients (create_graph=True, torch.func.grad twice) go through plain torch operations:
+    slower, with the N x M weights in memory, and outside torch.func only with a key that requires grad (RuntimeError
+    without), as others are gone by then. Forward-mode differentiation raises NotImplementedError.
+
+    Autocast: has no effect. Products and sums are made in float32 (float64 for float64 inputs) from the rows as they
+    come, 16-bit ones without widening them in memory; the encoder's matrix products are what autocast speeds up.
 
     Errors: TypeError for types and dtypes, ValueError for shapes, devices and values, each naming the argument.
 
@@ -258,7 +299,7 @@ def contrast(
         # Dynamo refuses a Function that gets one tensor twice, as in-batch negatives (positive is key) do.
         tensors = [t.view_as(t) for t in tensors]
     inputs = (*tensors, factor)
-    if _functorch_active():
+    if _functorch_active() or forward_ad._current_level >= 0:  # which has an answer or refuses, as forward mode
         pos, lse, _ = _Functorch.apply(*inputs)
     elif torch.is_grad_enabled() and any(t.requires_grad for t in tensors[:5]):
         pos, lse = _Eager.apply(*inputs)

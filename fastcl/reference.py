@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastcl.reference_pairwise import bpr, jensen_shannon, negative_sampling, siglip, softplus_sum, triplet  # noqa: F401
+from fastcl.reference_views import alignment, linear_cross_entropy, nt_xent, supcon, uniformity  # noqa: F401
+
 _NEVER = -math.inf
 
 
@@ -79,6 +82,59 @@ def dcl(
     return _loss(head, query, positive_key, negative_keys, temperature, reduction, **options)
 
 
+def mises_fisher_weights(query: Tensor, positive_key: Tensor, sigma: float = 0.5) -> Tensor:
+    """2 - exp(<q_i, p_i>/sigma) / mean_k exp(<q_k, p_k>/sigma), no gradient: Yeh et al. 2022, DCLW."""
+    e = torch.exp(_dot(query, positive_key, _result_dtype(query, positive_key)) / sigma).detach()
+    return 2 - e / e.mean()
+
+
+def dclw(
+    query: Tensor,
+    positive_key: Tensor,
+    negative_keys: Tensor | None = None,
+    temperature: float | Tensor = 0.1,
+    reduction: str = "mean",
+    negative_mode: str | None = None,
+    *,
+    weight_fn: Callable[[Tensor, Tensor], Tensor] = mises_fisher_weights,
+    normalize: bool = True,
+    **options: Any,
+) -> Tensor:
+    """log sum_j e^neg_j - w pos: Yeh et al. 2022; `options` as in `fastcl.dclw`."""
+    pair = (_normalize(query), _normalize(positive_key)) if normalize else (query, positive_key)
+    w = weight_fn(*pair)
+
+    def head(pos: Tensor, neg: Tensor, count: Tensor) -> Tensor:
+        return _logsumexp(neg) - w * pos
+
+    return _loss(head, query, positive_key, negative_keys, temperature, reduction, normalize=normalize, **options)
+
+
+def debiased_infonce(
+    query: Tensor,
+    positive_key: Tensor,
+    negative_keys: Tensor | None = None,
+    temperature: float | Tensor = 0.1,
+    reduction: str = "mean",
+    negative_mode: str | None = None,
+    *,
+    tau_plus: float = 0.1,
+    beta: float = 0.0,
+    **options: Any,
+) -> Tensor:
+    """-log(e^pos / (e^pos + N g)): Chuang et al. 2020, Eqs. 7 and 8; beta > 0: Robinson et al. 2021."""
+
+    def head(pos: Tensor, neg: Tensor, count: Tensor) -> Tensor:
+        e = torch.exp(neg)
+        importance = torch.exp(beta * neg.masked_fill(neg == _NEVER, 0.0)).masked_fill(neg == _NEVER, 0.0)
+        mean = (importance * e).sum(1) / importance.sum(1).masked_fill(count == 0, 1.0)
+        g = (mean - tau_plus * torch.exp(pos)) / (1 - tau_plus)
+        floor = torch.exp(-torch.ones_like(pos) / temperature)
+        return -torch.log(torch.exp(pos) / (torch.exp(pos) + count * torch.maximum(g, floor)))
+
+    return _loss(head, query, positive_key, negative_keys, temperature, reduction, **options)
+
+
 def infonce_plus(
     query: Tensor,
     positive_key: Tensor,
@@ -132,6 +188,19 @@ def mine_plus(
     return _loss(head, query, positive_key, negative_keys, temperature, reduction, **options)
 
 
+def sampled_softmax(
+    query: Tensor,
+    positive_key: Tensor,
+    negative_keys: Tensor | None = None,
+    *,
+    temperature: float | Tensor = 1.0,
+    reduction: str = "mean",
+    **options: Any,
+) -> Tensor:
+    """Cross-entropy over <q, k>/T - log q of the positive and the samples: Zhou et al. 2021, CLRec, Eq. 2."""
+    return infonce(query, positive_key, negative_keys, temperature, reduction, normalize=False, **options)
+
+
 def _loss(
     head: Callable[[Tensor, Tensor, Tensor], Tensor],
     query: Tensor,
@@ -141,14 +210,17 @@ def _loss(
     reduction: str,
     *,
     symmetric: bool = False,
+    weight: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
     rows = _rows(head, query, positive_key, negative_keys, temperature, **options)
     if symmetric:
         rows = (rows + _rows(head, positive_key, query, negative_keys, temperature, **options)) / 2
+    if weight is not None:
+        rows = rows * weight.to(rows.dtype)
     if reduction == "none":
         return rows
-    return rows.sum() if reduction == "sum" else rows.mean()
+    return rows.sum() if reduction == "sum" else rows.sum() / len(rows)
 
 
 def _rows(

@@ -30,11 +30,16 @@ class Queue(Protocol):
 
 @dataclass(frozen=True)
 class Rows:
-    """What a formula sees of the batch: two numbers per row, and on demand a third."""
+    """What a formula sees of the batch: two numbers per row, and what some formulas ask for besides."""
 
     pos: Tensor  # [N]
     lse: Tensor  # [N], over all segments; -inf where there is nothing to contrast with
     count: Callable[[], Tensor]  # () -> [N], the number of columns in each row's sum
+    lse_at: Callable[[float], Tensor]  # factor -> [N], lse with every similarity times `factor`; one more pass each
+    query: Tensor  # [N, D], normalised if the loss normalises
+    positive_key: Tensor  # [N, D], likewise
+    scale: float | Tensor  # 1 / temperature: a number, [] or [N]
+    log_q: bool  # whether logits are corrected by a log q
 
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"mean": torch.mean, "sum": torch.sum, "none": lambda loss: loss}
@@ -73,9 +78,7 @@ def _segments(positive_key: Tensor, given: Negatives) -> list[_Segment]:
 
 
 def rows_of(query: Tensor, positive_key: Tensor, temperature: float | Tensor, given: Negatives) -> Rows:
-    # A 16-bit temperature is widened first: its reciprocal would be rounded once more.
-    dtype = compute_dtype(query, positive_key)
-    scale = 1.0 / (temperature.to(dtype) if isinstance(temperature, Tensor) else temperature)
+    scale = inverse(temperature, query, positive_key)
     n = query.shape[0]
     segments = _segments(positive_key, given)
     private = given.keys if given.keys is not None and given.keys.dim() == 3 else None
@@ -84,26 +87,41 @@ def rows_of(query: Tensor, positive_key: Tensor, temperature: float | Tensor, gi
     _check_options(given, segments, n, query.device)
 
     own_ids = given.ids if given.ids is not None else torch.arange(n, device=query.device)
-    pos: Tensor | None = None
-    parts: list[Tensor] = []
-    matches: list[tuple[Tensor | None, Tensor | None, int]] = []
+    matches: list[tuple[Tensor | None, Tensor | None]] = []
     for segment in segments:
         row_id, col_id = (own_ids, own_ids) if segment.own else (given.ids, segment.ids)
-        if row_id is None or col_id is None:
-            row_id = col_id = None
-        bias = None if segment.log_q is None else -segment.log_q
-        positive = positive_key if pos is None else None
-        found, lse = contrast(query, segment.keys, positive, scale=scale, bias=bias, row_id=row_id, col_id=col_id)
-        pos = found if pos is None else pos
-        parts.append(lse)
-        matches.append((row_id, col_id, segment.keys.shape[0]))
-    if private is not None:
-        parts.append(_private_lse(query, private, scale, given))
+        matches.append((None, None) if row_id is None or col_id is None else (row_id, col_id))
+
+    def merged(scale: float | Tensor, positive: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        pos: Tensor | None = None
+        parts: list[Tensor] = []
+        for segment, (row_id, col_id) in zip(segments, matches, strict=True):
+            bias = None if segment.log_q is None else -segment.log_q
+            wanted = positive if pos is None else None
+            found, lse = contrast(query, segment.keys, wanted, scale=scale, bias=bias, row_id=row_id, col_id=col_id)
+            pos = found if pos is None else pos
+            parts.append(lse)
+        if private is not None:
+            parts.append(_private_lse(query, private, scale, given))
+        return pos, functools.reduce(_logaddexp, parts)
+
+    pos, lse = merged(scale, positive_key)
     if pos is None:
+        dtype = compute_dtype(query, positive_key)
         pos = (query.to(dtype) * positive_key.to(dtype)).sum(-1) * scale
     if given.log_q is not None:
         pos = pos - given.log_q.to(pos)
-    return Rows(pos, functools.reduce(_logaddexp, parts), lambda: _count(n, matches, private, given, query.device))
+    sizes = [segment.keys.shape[0] for segment in segments]
+    return Rows(
+        pos,
+        lse,
+        count=lambda: _count(n, matches, sizes, private, given, query.device),
+        lse_at=lambda factor: merged(scale * factor, None)[1],
+        query=query,
+        positive_key=positive_key,
+        scale=scale,
+        log_q=given.log_q is not None,
+    )
 
 
 def _private_lse(query: Tensor, keys: Tensor, scale: float | Tensor, given: Negatives) -> Tensor:
@@ -128,13 +146,14 @@ def _logaddexp(a: Tensor, b: Tensor) -> Tensor:
 
 def _count(
     n: int,
-    matches: list[tuple[Tensor | None, Tensor | None, int]],
+    matches: list[tuple[Tensor | None, Tensor | None]],
+    sizes: list[int],
     private: Tensor | None,
     given: Negatives,
     device: torch.device,
 ) -> Tensor:
     total = torch.zeros(n, dtype=torch.int64, device=device)
-    for row_id, col_id, m in matches:
+    for (row_id, col_id), m in zip(matches, sizes, strict=True):
         total = total + m
         if row_id is not None and col_id is not None:
             ordered = col_id.sort().values  # counting by search keeps memory at N + M
@@ -146,12 +165,22 @@ def _count(
     return total
 
 
+def inverse(temperature: float | Tensor, *inputs: Tensor) -> float | Tensor:
+    """1 / temperature; a 16-bit one is widened first, or its reciprocal would be rounded once more."""
+    return 1.0 / (temperature.to(compute_dtype(*inputs)) if isinstance(temperature, Tensor) else temperature)
+
+
 def normalized(x: Tensor) -> Tensor:
     """x / |x| over the last dimension, 16-bit inputs in float32; zero vectors stay zero and get zero gradient."""
     x = x.to(compute_dtype(x))
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     zero = norm == 0
     return x / norm.masked_fill(zero, 1.0) * ~zero
+
+
+def reduced(per_row: Tensor, reduction: str, weight: Tensor | None) -> Tensor:
+    """The losses times their weights, reduced; a mean divides by the number of rows, whatever the weights."""
+    return REDUCTIONS[reduction](per_row if weight is None else weight.to(per_row) * per_row)
 
 
 def check_constant(name: str, value: Any, valid: Callable[[float], bool], expected: str) -> None:
@@ -194,8 +223,16 @@ def check_batch(
                 negative_mode
             ]
             raise ValueError(f"negative_keys: expected shape {wanted}, got {list(negative_keys.shape)}")
+    check_reduction(reduction)
+    check_temperature(temperature, n)
+
+
+def check_reduction(reduction: str) -> None:
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction: expected 'mean', 'sum' or 'none', got {reduction!r}")
+
+
+def check_temperature(temperature: Any, n: int) -> None:
     if isinstance(temperature, Tensor):
         if not temperature.is_floating_point():
             raise TypeError(f"temperature: expected a floating dtype, got {temperature.dtype}")
@@ -205,6 +242,34 @@ def check_batch(
             )
     else:
         positive_number("temperature", temperature)
+
+
+def check_tensor(
+    name: str,
+    t: Any,
+    shape: tuple[int | str, ...],  # a letter where any size goes
+    device: torch.device | None = None,
+    *,
+    integer: bool = False,
+    least: int = 0,  # rows
+) -> None:
+    """Refuses what is not an int64 (or floating) tensor of this shape, on this device if one is named."""
+    if not isinstance(t, Tensor) or (t.dtype != torch.int64 if integer else not t.is_floating_point()):
+        wanted = "an int64 tensor" if integer else "a floating tensor"
+        raise TypeError(f"{name}: expected {wanted}, got {getattr(t, 'dtype', type(t).__name__)}")
+    fits = t.dim() == len(shape) and all(
+        size == wanted for size, wanted in zip(t.shape, shape, strict=True) if isinstance(wanted, int)
+    )
+    if not fits or (least and t.shape[0] < least):
+        at_least = f" with {shape[0]} >= {least}" if least else ""
+        raise ValueError(f"{name}: expected shape [{', '.join(map(str, shape))}]{at_least}, got {list(t.shape)}")
+    if device is not None and t.device != device:
+        raise ValueError(f"{name}: expected device {device} (where the other inputs are), got {t.device}")
+
+
+def check_weight(weight: Tensor | None, n: int, device: torch.device) -> None:
+    if weight is not None:
+        check_tensor("weight", weight, (n,), device)
 
 
 def check_symmetric(given: Negatives, temperature: float | Tensor) -> None:
@@ -227,13 +292,7 @@ def _check_options(given: Negatives, segments: list[_Segment], n: int, device: t
             continue
         if shape is None:
             raise ValueError(f"{name}: expected negative_keys to go with it, got none")
-        if not isinstance(t, Tensor) or (t.dtype != torch.int64 if integer else not t.is_floating_point()):
-            wanted = "an int64 tensor" if integer else "a floating tensor"
-            raise TypeError(f"{name}: expected {wanted}, got {getattr(t, 'dtype', type(t).__name__)}")
-        if t.shape != shape:
-            raise ValueError(f"{name}: expected shape {list(shape)}, got {list(t.shape)}")
-        if t.device != device:
-            raise ValueError(f"{name}: expected device {device} (where query is), got {t.device}")
+        check_tensor(name, t, shape, device, integer=integer)
     if given.key_ids is not None and given.ids is None:
         raise ValueError("ids: expected the ids of the positives to compare negative_ids with, got None")
     corrected = [given.log_q is not None]

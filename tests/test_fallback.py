@@ -1,11 +1,17 @@
 """The chunked PyTorch path must give what the compiled kernels give: other devices depend on it."""
 
+import os
+import re
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+import fastcl
 from fastcl import fallback, ops
 
 NONE = torch.empty(0)
@@ -52,8 +58,65 @@ def test_agrees_with_the_kernels(
 def test_a_device_without_kernels_is_announced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fallback, "_announced", set())
     inputs = problem(2, 3, 4, torch.float32, "plain")
+    forward = fallback.kernel(fallback.forward)
     with pytest.warns(UserWarning, match="no compiled kernel for cpu"):
-        fallback.forward(*inputs, False)
+        forward(*inputs, False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fallback.forward(*inputs, False)
+        forward(*inputs, False)
+
+
+def test_autocast_does_not_reach_the_products() -> None:
+    inputs = problem(7, 33, 5, torch.float32, "rows")
+    plain = fallback.forward(*inputs, True)
+    with torch.autocast("cpu", torch.bfloat16):
+        for a, b in zip(fallback.forward(*inputs, True), plain, strict=True):
+            assert torch.equal(a, b)
+
+
+def _run(*command: str, wish: str = "1") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "FASTCL_FALLBACK": wish, "OMP_NUM_THREADS": "1"}
+    command = (sys.executable, *command)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parent
+    )
+
+
+_COUNT = """
+import torch, fastcl
+from fastcl import fallback
+calls = []
+chunks = fallback._chunks
+fallback._chunks = lambda n, m: calls.append((n, m)) or chunks(n, m)
+fastcl.contrast(torch.ones(3, 2), torch.ones(4, 2))
+print(calls, fastcl.config()["cpu"])
+"""
+
+
+def test_the_environment_forces_it_on_the_cpu() -> None:
+    done = _run("-W", "error", "-c", _COUNT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[(3, 4)] chunked PyTorch, because of FASTCL_FALLBACK=1\n"
+    assert done.stderr == ""
+
+
+def test_it_is_not_what_runs_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    if fallback.FORCED:
+        pytest.skip("FASTCL_FALLBACK=1 is set")
+    monkeypatch.setattr(fallback, "_chunks", lambda n, m: pytest.fail("the chunked path ran"))
+    fastcl.contrast(torch.ones(3, 2), torch.ones(4, 2))
+    assert fastcl.config()["cpu"] == "compiled kernels"
+
+
+def test_the_environment_is_checked() -> None:
+    done = _run("-c", "import fastcl", wish="yes")
+    assert done.returncode != 0
+    assert "ValueError: FASTCL_FALLBACK: expected 0 or 1, got 'yes'" in done.stderr
+
+
+def test_the_tests_of_the_op_pass_on_it() -> None:
+    chosen = "empty_rows or not_saved or opcheck or autocast or twice or func or mixed_dtypes or subset"
+    files = ("test_contrast.py", "test_contrast_torch.py")
+    done = _run("-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", f"({chosen}) and not avx")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert int(re.findall(r"(\d+) passed", done.stdout)[0]) > 50

@@ -1,6 +1,7 @@
 """Each loss against its textbook twin, against numbers worked out by hand, and against what it promises to refuse.
 
-The op underneath is tested in test_contrast.py, extreme numbers in test_numerics.py.
+The op underneath is tested in test_contrast.py, extreme numbers in test_numerics.py, row weights and the debiased loss
+in test_weights.py.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from fastcl import reference
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-LOSSES = ("infonce", "dcl", "infonce_plus", "mine", "mine_plus")
-CONSTANTS: dict[str, list[dict[str, float]]] = {
+LOSSES = ("infonce", "dcl", "dclw", "infonce_plus", "mine", "mine_plus")
+CONSTANTS: dict[str, list[dict[str, Any]]] = {
     "infonce": [{}],
     "dcl": [{}],
+    "dclw": [{}],
     "infonce_plus": [{}, {"epsilon": 0.3, "lam": 1.2}],
     "mine": [{}],
     "mine_plus": [{}, {"lam": 1.3}],
@@ -111,6 +113,8 @@ def test_gradcheck(loss: str, temperature: str, negatives: str) -> None:
     batch = Batch(4, 3, F64, negatives, True, "partial", log_q=True, temperature=temperature, reduction="none")
     learn, rest = batch.build()
     names = list(learn)
+    if loss == "dclw":  # the default's weights are constants; these have their gradient
+        rest["weight_fn"] = lambda query, positive_key: 1.0 + (query * positive_key).sum(1)
 
     def call(*args: Tensor) -> Tensor:
         return getattr(fastcl, loss)(**dict(zip(names, args, strict=True)), **rest)
@@ -129,6 +133,7 @@ E = math.exp
     [
         ("infonce", {}, [-math.log(E(2) / (E(2) + E(1))), -math.log(E(3) / (E(3) + E(0)))]),
         ("dcl", {}, [1.0 - 2.0, 0.0 - 3.0]),
+        ("dclw", {}, [1 - 2 * (2 - 2 * E(4) / (E(4) + E(6))), -3 * (2 - 2 * E(6) / (E(4) + E(6)))]),
         ("infonce_plus", {}, [1.1 * 1.0 - 2.0, 1.1 * 0.0 - 3.0]),
         (
             "infonce_plus",
@@ -171,6 +176,7 @@ def test_hand_computed_with_everything() -> None:
     expected = {
         "infonce": -math.log(pos / (pos + neg)),
         "dcl": -math.log(pos / neg),
+        "dclw": -math.log(pos / neg),  # one row weighs 1
         "infonce_plus": 1.1 * math.log(neg) - math.log(pos),
         "mine": -math.log(pos / (neg / 2)),
         "mine_plus": 1.1 * math.log(neg / 2) - math.log(pos),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from problems import Batch
+from torch import Tensor, nn
 
 import fastcl
 import fastcl.nn
@@ -12,6 +16,8 @@ import fastcl.nn
 MODULES = {
     "infonce": fastcl.nn.InfoNCE,
     "dcl": fastcl.nn.DCL,
+    "dclw": fastcl.nn.DCLW,
+    "debiased_infonce": fastcl.nn.DebiasedInfoNCE,
     "infonce_plus": fastcl.nn.InfoNCEPlus,
     "mine": fastcl.nn.MINE,
     "mine_plus": fastcl.nn.MINEPlus,
@@ -20,9 +26,15 @@ MODULES = {
 
 @pytest.mark.parametrize("loss", list(MODULES))
 def test_modules_equal_the_functions(loss: str) -> None:
-    constants = {"infonce_plus": {"epsilon": 0.3, "lam": 1.2}, "mine_plus": {"lam": 1.3}}.get(loss, {})
-    batch = Batch(negatives="private", in_batch=True, queue="full", ids=True, log_q=True)
-    learn, rest = batch.build()
+    constants: dict[str, Any] = {
+        "infonce_plus": {"epsilon": 0.3, "lam": 1.2},
+        "mine_plus": {"lam": 1.3},
+        "dclw": {"weight_fn": partial(fastcl.mises_fisher_weights, sigma=0.7)},
+        "debiased_infonce": {"tau_plus": 0.02, "beta": 0.3},
+    }.get(loss, {})
+    log_q = loss != "debiased_infonce"
+    learn, rest = Batch(negatives="private", in_batch=True, queue="full", ids=True, log_q=log_q).build()
+    rest["weight"] = torch.rand(9, generator=torch.Generator().manual_seed(0))
     in_constructor = ("temperature", "reduction", "normalize")
     options = {name: x for name, x in {**learn, **rest}.items() if name not in in_constructor}
     for reduction in ("mean", "none"):
@@ -47,3 +59,39 @@ def test_module_registers_a_learning_temperature() -> None:
     module(query, query.flip(0)).backward()
     assert temperature.grad is not None
     assert temperature.grad.item() != 0
+
+
+X, Y = (torch.randn(6, 4, generator=torch.Generator().manual_seed(i)) for i in range(2))
+LABELS = torch.tensor([0, 2, 1, 2, 2, 0])
+WEIGHT = torch.rand(6, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "inputs", "fixed", "weight"),
+    [
+        (fastcl.nn.SampledSoftmax, fastcl.sampled_softmax, (X, Y), {"temperature": 0.3}, WEIGHT),
+        (fastcl.nn.LinearCrossEntropy, fastcl.linear_cross_entropy, (X, Y, LABELS, WEIGHT),
+         {"temperature": 0.3, "ignore_index": 2}, WEIGHT),
+        (fastcl.nn.NTXent, fastcl.nt_xent, (X, Y), {"temperature": 0.3}, WEIGHT.repeat(2)),
+        (fastcl.nn.SupCon, fastcl.supcon, (X, LABELS), {"temperature": 0.3}, WEIGHT),
+        (fastcl.nn.Alignment, fastcl.alignment, (X, Y), {"alpha": 1.5}, WEIGHT),
+        (fastcl.nn.Uniformity, fastcl.uniformity, (X,), {"t": 0.7}, None),
+    ],
+    ids=lambda x: x.__name__ if isinstance(x, type) else "",
+)  # fmt: skip
+def test_modules_of_other_shapes_equal_the_functions(
+    module: type[nn.Module], function: Any, inputs: tuple[Tensor, ...], fixed: dict[str, Any], weight: Tensor | None
+) -> None:
+    assert torch.equal(module()(*inputs), function(*inputs))
+    assert not torch.equal(module(**fixed)(*inputs), module()(*inputs))
+    assert torch.equal(module(**fixed)(*inputs), function(*inputs, **fixed))
+    if weight is not None:
+        rows = module(**fixed, reduction="none")(*inputs, weight=weight)
+        assert torch.equal(rows, function(*inputs, **fixed, reduction="none", weight=weight))
+        assert rows.ndim == 1
+    if "temperature" in fixed:
+        temperature = nn.Parameter(torch.tensor(0.3))
+        learning = module(temperature=temperature)
+        assert [p is temperature for p in learning.parameters()] == [True]
+        learning(*inputs).backward()
+        assert temperature.grad is not None

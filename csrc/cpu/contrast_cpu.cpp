@@ -1,101 +1,8 @@
-// The op on the CPU: from tensors to a Pass and back. Owns memory and threads; the loops are in pass.inl.h.
-#include <cmath>
-#include <limits>
-
-#include "checks.h"
-#include "contrast.h"
-#include "cpu/buffer.h"
-#include "cpu/isa.h"
-#include "torch_shim.h"
+// The op `contrast` on the CPU: from tensors to a Pass and back. The loops are in pass.inl.h.
+#include "cpu/problem.h"
 
 namespace fastcl {
 namespace {
-
-constexpr double kLog2e = 1.442695040888963407359924681;
-// Below this much work a second thread costs more than it brings (a parallel region is about 1.5 us).
-constexpr int64_t kGrainFlops = 1 << 17;
-
-int64_t grain(int64_t flops_per_unit) { return 1 + kGrainFlops / (flops_per_unit + 1); }
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-struct Inputs {
-  Tensor query, key, positive, scale, bias, row_id, col_id;
-  double factor;
-};
-
-// What both directions need of the inputs, in the compute type.
-template <class T>
-struct Problem {
-  const Kernels<T>& kernels = kernels_of<T>(active_isa());
-  int64_t n, m, d;
-  Matrix query, key, positive;  // key and positive may be absent (null data)
-  Buffer<T> scale;              // [n]
-  Buffer<T> log2_scale;         // [n], scale * log2 e: makes similarities powers of two
-  const int64_t *row_id, *col_id;
-
-  explicit Problem(const Inputs& in)
-      : n(in.query.size(0)),
-        m(in.key.dim() == 2 ? in.key.size(0) : 0),
-        d(in.query.size(1)),
-        query(matrix_of(in.query, n, d, "query")),
-        key(in.key.dim() == 2 ? matrix_of(in.key, m, d, "key") : Matrix{nullptr, DType::kFloat32}),
-        positive(in.positive.dim() == 2 ? matrix_of(in.positive, n, d, "positive") : Matrix{nullptr, DType::kFloat32}),
-        scale(n),
-        log2_scale(n),
-        row_id(ids_of(in.row_id, n, "row_id")),
-        col_id(ids_of(in.col_id, m, "col_id")) {
-    check(col_id == nullptr || row_id != nullptr || n == 0, "row_id: expected both row_id and col_id or neither");
-    if (!present(in.scale)) {
-      for (int64_t i = 0; i < n; ++i) scale[i] = static_cast<T>(in.factor);
-    } else {
-      const bool single = in.scale.dim() == 0;
-      kernels.widen_vector(vector_of(in.scale, single ? 1 : n, "scale"), single ? 1 : n, scale.get());
-      for (int64_t i = n - 1; i >= 0; --i) scale[i] = static_cast<T>((single ? scale[0] : scale[i]) * in.factor);
-    }
-    for (int64_t i = 0; i < n; ++i) log2_scale[i] = static_cast<T>(scale[i] * kLog2e);
-  }
-
-  // bias in units of log 2, filled up to `length` with -inf.
-  Buffer<T> log2_bias(const Tensor& bias, int64_t length) const {
-    Buffer<T> out(length);
-    kernels.widen_vector(vector_of(bias, m, "bias"), m, out.get());
-    for (int64_t j = 0; j < m; ++j) out[j] = static_cast<T>(out[j] * kLog2e);
-    for (int64_t j = m; j < length; ++j) out[j] = -std::numeric_limits<T>::infinity();
-    return out;
-  }
-
-  int64_t padded(int64_t columns) const { return ceil_div(columns, kernels.panel_width) * kernels.panel_width; }
-
-  Buffer<T> panels(Matrix columns, const T* factor, int64_t count) const {
-    Buffer<T> out(padded(count) * d);
-    parallel_for(
-        0, ceil_div(count, kernels.panel_width), grain(kernels.panel_width * d * 8),
-        [&](int64_t begin, int64_t end) { kernels.pack_panels(columns, factor, count, d, begin, end, out.get()); });
-    return out;
-  }
-
-  Buffer<Tag<T>> tags(const int64_t* id, int64_t count) const {
-    Buffer<Tag<T>> out(padded(count));
-    for (int64_t j = 0; j < padded(count); ++j) out[j] = j < count ? tag_of<T>(id[j]) : 0;
-    return out;
-  }
-
-  void run(const Pass<T>& pass, void (*kernel)(const Pass<T>&, int64_t, int64_t, T*)) const {
-    const int64_t tiles = ceil_div(pass.rows, kernels.tile_rows);
-    const int64_t flops = 4 * kernels.tile_rows * pass.columns.count * d;
-    parallel_for(0, tiles, grain(flops), [&](int64_t begin, int64_t end) {
-      Buffer<T> scratch(kernels.scratch_elements(pass));
-      kernel(pass, begin, end, scratch.get());
-    });
-  }
-};
-
-template <class T>
-int32_t torch_dtype() {
-  return sizeof(T) == 4 ? aoti_torch_dtype_float32() : aoti_torch_dtype_float64();
-}
-
-bool is_double(const Tensor& t) { return t.dtype() == aoti_torch_dtype_float64(); }
 
 template <class T>
 void forward(const Inputs& in, bool row_grad, StableIValue* results) {
@@ -115,7 +22,7 @@ void forward(const Inputs& in, bool row_grad, StableIValue* results) {
 
   const bool has_bias = present(in.bias);
   const Buffer<T> panels = p.panels(p.key, nullptr, p.m);
-  const Buffer<T> shift = has_bias ? p.log2_bias(in.bias, p.padded(p.m)) : Buffer<T>(0);
+  const Buffer<T> shift = has_bias ? p.log2_shift(in.bias, "bias", p.m, p.padded(p.m)) : Buffer<T>(0);
   const Buffer<Tag<T>> tags = p.tags(p.col_id, p.col_id != nullptr ? p.m : 0);
 
   Pass<T> pass{};
@@ -130,7 +37,7 @@ void forward(const Inputs& in, bool row_grad, StableIValue* results) {
   pass.columns.values = p.key;
   pass.columns.id = p.col_id;
   pass.columns.tag = p.col_id != nullptr ? tags.get() : nullptr;
-  pass.lse = lse.write<T>();
+  pass.reduced = lse.write<T>();
   pass.out = {row_grad ? mean_key.write<void>() : nullptr, sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64};
   p.run(pass, p.kernels.log_sum_exp);
 
@@ -155,7 +62,7 @@ void key_gradient(const Problem<T>& p, const Inputs& in, const T* grad_lse, cons
     shift[i] = i >= p.n || lse[i] == -infinity ? -infinity : static_cast<T>(-static_cast<double>(lse[i]) * kLog2e);
   }
   const Buffer<T> panels = p.panels(p.query, p.log2_scale.get(), p.n);
-  const Buffer<T> row_shift = has_bias ? p.log2_bias(in.bias, p.m) : Buffer<T>(0);
+  const Buffer<T> row_shift = has_bias ? p.log2_shift(in.bias, "bias", p.m, p.m) : Buffer<T>(0);
   const Buffer<Tag<T>> tags = p.tags(p.row_id, p.row_id != nullptr ? p.n : 0);
 
   Pass<T> pass{};
@@ -175,7 +82,7 @@ void key_gradient(const Problem<T>& p, const Inputs& in, const T* grad_lse, cons
   pass.columns.tag = p.row_id != nullptr ? tags.get() : nullptr;
   pass.out = {grad_key != nullptr ? grad_key->write<void>() : nullptr, p.key.dtype};
   pass.out_extra = grad_bias;
-  p.run(pass, p.kernels.weighted_sum);
+  p.run(pass, p.kernels.known_sum);
 }
 
 template <class T>

@@ -200,22 +200,27 @@ void run_tiles(const Pass<T>& pass, int64_t tile_begin, int64_t tile_end, T* scr
   }
 }
 
-template <class T>
-void log_sum_exp(const Pass<T>& pass, int64_t tile_begin, int64_t tile_end, T* scratch) {
+// With values where the caller wants them.
+template <class T, template <class, bool> class Reducer>
+void forward_pass(const Pass<T>& pass, int64_t tile_begin, int64_t tile_end, T* scratch) {
   if (pass.out.data != nullptr) {
-    run_tiles<T, LogSumExp<T, true>, true>(pass, tile_begin, tile_end, scratch);
+    run_tiles<T, Reducer<T, true>, true>(pass, tile_begin, tile_end, scratch);
   } else {
-    run_tiles<T, LogSumExp<T, false>, false>(pass, tile_begin, tile_end, scratch);
+    run_tiles<T, Reducer<T, false>, false>(pass, tile_begin, tile_end, scratch);
   }
 }
 
 template <class T>
-void weighted_sum(const Pass<T>& pass, int64_t tile_begin, int64_t tile_end, T* scratch) {
-  run_tiles<T, KnownSum<T>, true>(pass, tile_begin, tile_end, scratch);
-}
-
-template <class T>
 constexpr Kernels<T> table() {
-  return {kTileRows,  kPanelWidth<T>, Block<T>::elements, pack_panels<T>, widen_vector<T>,
-          row_dot<T>, row_combine<T>, log_sum_exp<T>,     weighted_sum<T>};
+  return {kTileRows,
+          kPanelWidth<T>,
+          Block<T>::elements,
+          pack_panels<T>,
+          widen_vector<T>,
+          row_dot<T>,
+          row_combine<T>,
+          forward_pass<T, LogSumExp>,
+          run_tiles<T, KnownSum<T>, true>,
+          forward_pass<T, SoftplusSum>,
+          run_tiles<T, Sigmoid<T>, true>};
 }

@@ -1,0 +1,126 @@
+// The op `softplus_sum` on the CPU: from tensors to a Pass and back. The loops are in pass.inl.h.
+#include "cpu/problem.h"
+
+namespace fastcl {
+namespace {
+
+template <class T>
+void forward(const Inputs& in, const Tensor& offset, bool row_grad, StableIValue* results) {
+  const Problem<T> p(in);
+  const int32_t dtype = torch_dtype<T>();
+  Tensor total = Tensor::empty({p.n}, dtype);
+  Tensor sum_key = row_grad ? Tensor::empty({p.n, p.d}, dtype) : Tensor::empty({0}, dtype);
+  Tensor sum_weight = Tensor::empty({row_grad ? p.n : 0}, dtype);
+
+  const bool has_bias = present(in.bias), has_offset = present(offset);
+  const Buffer<T> panels = p.panels(p.key, nullptr, p.m);
+  const Buffer<T> shift = has_bias ? p.log2_shift(in.bias, "bias", p.m, p.padded(p.m)) : Buffer<T>(0);
+  const Buffer<T> row_shift = has_offset ? p.log2_shift(offset, "offset", p.n, p.n) : Buffer<T>(0);
+  const Buffer<Tag<T>> tags = p.tags(p.col_id, p.col_id != nullptr ? p.m : 0);
+  const Buffer<T> ones(p.m);
+  for (int64_t j = 0; j < p.m; ++j) ones[j] = 1;
+
+  Pass<T> pass{};
+  pass.rows = p.n;
+  pass.features = p.d;
+  pass.row_data = p.query;
+  pass.row_factor = p.log2_scale.get();
+  pass.row_shift = has_offset ? row_shift.get() : nullptr;
+  pass.row_id = p.row_id;
+  pass.columns.count = p.m;
+  pass.columns.panels = panels.get();
+  pass.columns.shift = has_bias ? shift.get() : nullptr;
+  pass.columns.values = p.key;
+  pass.columns.extra = row_grad ? ones.get() : nullptr;  // summed with the weights, it gives the sum of the weights
+  pass.columns.id = p.col_id;
+  pass.columns.tag = p.col_id != nullptr ? tags.get() : nullptr;
+  pass.reduced = total.write<T>();
+  pass.out = {row_grad ? sum_key.write<void>() : nullptr, sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64};
+  pass.out_extra = row_grad ? sum_weight.write<T>() : nullptr;
+  p.run(pass, p.kernels.softplus_sum);
+
+  results[0] = total.release();
+  results[1] = sum_key.release();
+  results[2] = sum_weight.release();
+}
+
+// The columns' side: weights are recomputed tile by tile, with keys as rows, so that each key's gradient has one owner.
+template <class T>
+void backward(const Inputs& in, const Tensor& grad_t, const Tensor& offset, bool key_grad, bool bias_grad,
+              StableIValue* results) {
+  const Problem<T> p(in);
+  const int32_t dtype = torch_dtype<T>();
+  vector_of(grad_t, p.n, "grad");
+  check(grad_t.dtype() == dtype, "grad: expected the compute dtype");
+  const T* grad = grad_t.read<T>();
+  Tensor grad_key = key_grad ? Tensor::empty({p.m, p.d}, in.key.dtype()) : Tensor::empty({0}, dtype);
+  Tensor grad_bias = Tensor::empty({bias_grad ? p.m : 0}, dtype);
+
+  const bool has_bias = present(in.bias);
+  Buffer<T> weight(p.n), shift(p.padded(p.n));
+  for (int64_t i = 0; i < p.n; ++i) weight[i] = grad[i] * p.scale[i];
+  for (int64_t i = 0; i < p.padded(p.n); ++i) shift[i] = i < p.n ? T(0) : -std::numeric_limits<T>::infinity();
+  const Buffer<T> offsets = present(offset) ? p.log2_shift(offset, "offset", p.n, p.padded(p.n)) : Buffer<T>(0);
+  const Buffer<T> panels = p.panels(p.query, p.log2_scale.get(), p.n);
+  const Buffer<T> row_shift = has_bias ? p.log2_shift(in.bias, "bias", p.m, p.m) : Buffer<T>(0);
+  const Buffer<Tag<T>> tags = p.tags(p.row_id, p.row_id != nullptr ? p.n : 0);
+
+  Pass<T> pass{};
+  pass.rows = p.m;
+  pass.features = p.d;
+  pass.row_data = p.key;
+  pass.row_shift = has_bias ? row_shift.get() : nullptr;
+  pass.row_id = p.col_id;
+  pass.columns.count = p.n;
+  pass.columns.panels = panels.get();
+  pass.columns.shift = present(offset) ? offsets.get() : shift.get();
+  pass.columns.values = p.query;
+  pass.columns.value_factor = weight.get();
+  pass.columns.extra = bias_grad ? grad : nullptr;
+  pass.columns.id = p.row_id;
+  pass.columns.tag = p.row_id != nullptr ? tags.get() : nullptr;
+  pass.out = {key_grad ? grad_key.write<void>() : nullptr, p.key.dtype};
+  pass.out_extra = bias_grad ? grad_bias.write<T>() : nullptr;
+  p.run(pass, p.kernels.sigmoid);
+
+  results[0] = grad_key.release();
+  results[1] = grad_bias.release();
+}
+
+// No positive takes part; Inputs takes [0] for it.
+Tensor nothing() { return Tensor::empty({0}, aoti_torch_dtype_float32()); }
+
+void softplus_sum_forward(StableIValue* stack, uint64_t, uint64_t) {
+  Tensor query(stack[0]), key(stack[1]), scale(stack[2]);
+  const Tensor offset(stack[3]);
+  const Inputs in{std::move(query), std::move(key),   nothing(),        std::move(scale),
+                  Tensor(stack[4]), Tensor(stack[5]), Tensor(stack[6]), to_double(stack[7])};
+  check(in.query.dim() == 2, "query: expected shape [N, D], got " + shape_of(in.query));
+  check(in.key.dim() == 2, "key: expected shape [M, D], got " + shape_of(in.key));
+  if (is_double(in.query) || is_double(in.key)) {
+    forward<double>(in, offset, to_bool(stack[8]), stack);
+  } else {
+    forward<float>(in, offset, to_bool(stack[8]), stack);
+  }
+}
+
+void softplus_sum_backward(StableIValue* stack, uint64_t, uint64_t) {
+  const Tensor grad(stack[0]);
+  Tensor query(stack[1]), key(stack[2]), scale(stack[3]);
+  const Tensor offset(stack[4]);
+  const Inputs in{std::move(query), std::move(key),   nothing(),        std::move(scale),
+                  Tensor(stack[5]), Tensor(stack[6]), Tensor(stack[7]), to_double(stack[8])};
+  check(in.query.dim() == 2, "query: expected shape [N, D], got " + shape_of(in.query));
+  check(in.key.dim() == 2, "key: expected shape [M, D], got " + shape_of(in.key));
+  if (is_double(grad)) {
+    backward<double>(in, grad, offset, to_bool(stack[9]), to_bool(stack[10]), stack);
+  } else {
+    backward<float>(in, grad, offset, to_bool(stack[9]), to_bool(stack[10]), stack);
+  }
+}
+
+[[maybe_unused]] const bool registered = register_ops(
+    "CPU", {{"softplus_sum_forward", softplus_sum_forward}, {"softplus_sum_backward", softplus_sum_backward}});
+
+}  // namespace
+}  // namespace fastcl

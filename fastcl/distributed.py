@@ -1,0 +1,294 @@
+"""Losses over the batches of all processes: gathered keys, a ring of keys, queues; on torch.distributed (gloo, nccl).
+
+No loss formula and no kernel: a loss is given its negatives from elsewhere. Everything here is a collective: every rank
+of the group calls it, in the same order, backward included. Batches may differ in size from rank to rank; the sizes are
+exchanged first.
+
+Scale: a reduced loss is such that its mean over the ranks is the loss of the one big batch (the ranks' rows, one rank
+after the other), and so is the mean over the ranks of its gradients, which is what DistributedDataParallel takes. Who
+sums the gradients divides by the number of ranks.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
+
+from fastcl import ops
+from fastcl.fallback import compute_dtype
+from fastcl.negatives import Evicted, NegativeQueue
+from fastcl.ring import Group, RingLse, own_ids, padded, sizes_of
+from fastcl.rows import Queue, Rows, check_batch, check_weight, inverse, normalized, reduced
+
+Loss = Callable[..., Tensor]
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: list[int], group: Group) -> Tensor:
+        ctx.sizes, ctx.group, ctx.dtype = sizes, group, x.dtype
+        longest = max(sizes)
+        blocks = [x.new_empty(longest, *x.shape[1:]) for _ in sizes]
+        dist.all_gather(blocks, padded(x, longest), group=group)
+        return torch.cat([block[:size] for block, size in zip(blocks, sizes, strict=True)])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """The owner's rows of the sum over ranks, added in at least float32."""
+        longest, own = max(ctx.sizes), ctx.sizes[dist.get_rank(ctx.group)]
+        blocks = [padded(block, longest) for block in grad.to(compute_dtype(grad)).split(ctx.sizes)]
+        total = torch.empty_like(blocks[0])
+        dist.reduce_scatter(total, blocks, group=ctx.group)
+        return total[:own].to(ctx.dtype), None, None
+
+
+def gather(x: Tensor, group: Group = None) -> Tensor:
+    """The rows of all ranks, one rank after the other, on every rank: [N_r, ...] -> [sum of N_r, ...].
+
+    For keys, ids and log q alike. The gradient of a row is the sum of what all ranks' losses send to it (open_clip's
+    gather_with_grad). A loss of gathered arguments on both sides is the global form of any loss: every rank computes
+    the whole big batch. `gathered` and `ring` compute a rank's own rows only.
+
+    Args:
+        x: [N_r, ...], any dtype; N_r and nothing else may differ between ranks.
+        group: a process group; the default one if None.
+
+    Errors: TypeError and ValueError for what is not a tensor with rows. Double backward is not offered.
+
+    >>> import torch, torch.distributed as dist, fastcl.distributed
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> fastcl.distributed.gather(torch.tensor([3, 4])).tolist()  # there is one rank here
+    [3, 4]
+    >>> dist.destroy_process_group()
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
+    if x.dim() == 0:
+        raise ValueError("x: expected rows, shape [N, ...], got shape []")
+    return _Gather.apply(x, sizes_of(x.shape[0], x.device, group), group)
+
+
+def row_ids(count: int, group: Group = None, device: torch.device | str = "cpu") -> Tensor:
+    """Numbers [count] of this rank's rows in the big batch: ids that no other row of any rank has.
+
+    NT-Xent over all ranks, for instance: a row is not to meet itself or its partner, so both carry the same id.
+
+    >>> import torch, torch.distributed as dist, fastcl.distributed
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> view1, view2 = torch.randn(4, 8), torch.randn(4, 8)
+    >>> ids = fastcl.distributed.row_ids(4).repeat(2)
+    >>> both, swapped = torch.cat([view1, view2]), torch.cat([view2, view1])
+    >>> loss = fastcl.distributed.gathered(fastcl.infonce)(both, swapped, temperature=0.5, ids=ids)
+    >>> torch.allclose(loss, fastcl.nt_xent(view1, view2))
+    True
+    >>> dist.destroy_process_group()
+    """
+    device = torch.device(device)
+    return own_ids(sizes_of(count, device, group), device, group)
+
+
+class _Anonymous(NamedTuple):
+    """A queue whose ids are not looked at."""
+
+    keys: Tensor
+    log_q: Tensor | None
+    ids: None = None
+
+
+def _both_directions(one: Loss) -> Loss:
+    """`one`, with `symmetric=True` for half the sum of both directions, as in `fastcl.infonce`."""
+
+    @functools.wraps(one)
+    def loss(query: Tensor, positive_key: Tensor, *, symmetric: bool = False, **options: Any) -> Tensor:
+        if not symmetric:
+            return one(query, positive_key, **options)
+        for name in ("queue", "log_q"):
+            if options.get(name) is not None:
+                raise ValueError(f"symmetric: expected no {name}, which has no other direction, got {name} as well")
+        return 0.5 * (one(query, positive_key, **options) + one(positive_key, query, **options))
+
+    return loss
+
+
+def _refuse(options: dict[str, Any], names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if options.get(name) is not None:
+            raise ValueError(f"{name}: expected none, {why}, got one")
+
+
+def _check_columns(positive_key: Tensor, ids: Tensor | None, log_q: Tensor | None) -> None:
+    """What is sent to other ranks is checked before it travels."""
+    ops._matrix("positive_key", positive_key)
+    for name, t, dtypes in (("ids", ids, (torch.int64,)), ("log_q", log_q, ops._FLOATS)):
+        if t is not None:
+            ops._vector(name, t, len(positive_key), dtypes, positive_key.device)
+
+
+def _share(sizes: list[int], reduction: str) -> float:
+    """What this rank's sum is multiplied by; see Scale in the module's documentation."""
+    return len(sizes) / (sum(sizes) if reduction == "mean" else 1.0)
+
+
+def gathered(loss: Loss, group: Group = None) -> Loss:
+    """`loss` with the positives of all ranks as negatives: this rank's rows of the big batch's loss (the local form).
+
+    Takes any loss with the arguments of `fastcl.infonce` (`fastcl.sampled_softmax` as well). The returned function
+    takes query, positive_key [N_r, D], and by name the loss's temperature, reduction, normalize, queue, ids, log_q,
+    weight, symmetric and constants, each for this rank's rows; they mean what they mean there, with the big batch in
+    the place of the batch. Without ids a row leaves out its own positive only. Holds the keys of all ranks, unlike
+    `ring`.
+
+    Reductions: "mean" is (number of ranks / rows of all ranks) times the sum of this rank's rows, "sum" the number of
+    ranks times their sum, for the reason given at the top of this module; "none" gives the rows as they are.
+
+    Weights that look at the whole batch (`fastcl.dclw`) see this rank's rows. negative_keys and what belongs to them,
+    and in_batch, raise ValueError: the gathered keys take their place.
+
+    >>> import torch, torch.distributed as dist, fastcl.distributed
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> infonce = fastcl.distributed.gathered(fastcl.infonce)
+    >>> round(infonce(torch.eye(2), torch.eye(2), temperature=0.5).item(), 4)
+    0.1269
+    >>> dist.destroy_process_group()
+    """
+
+    @functools.wraps(loss, assigned=("__module__", "__name__", "__qualname__"))
+    def local(
+        query: Tensor,
+        positive_key: Tensor,
+        *,
+        reduction: str = "mean",
+        queue: Queue | None = None,
+        ids: Tensor | None = None,
+        log_q: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        names = ("negative_keys", "negative_mode", "negative_ids", "negative_log_q", "in_batch")
+        _refuse(options, names, "the keys of all ranks take its place")
+        _check_columns(positive_key, ids, log_q)
+        sizes = sizes_of(len(positive_key), positive_key.device, group)
+        if ids is None:
+            ids = own_ids(sizes, positive_key.device, group)
+            queue = None if queue is None else _Anonymous(queue.keys, queue.log_q)
+        value = loss(
+            query,
+            positive_key,
+            _Gather.apply(positive_key, sizes, group),
+            reduction="sum" if reduction == "mean" else reduction,
+            queue=queue,
+            ids=ids,
+            negative_ids=_Gather.apply(ids, sizes, group),
+            log_q=log_q,
+            negative_log_q=None if log_q is None else _Gather.apply(log_q, sizes, group),
+            **options,
+        )
+        return value if reduction == "none" else value * _share(sizes, reduction)
+
+    return _both_directions(local)
+
+
+def ring(loss: Loss, group: Group = None) -> Loss:
+    """`gathered` in memory that does not grow with the number of ranks: keys travel from rank to rank.
+
+    Each rank holds one other rank's keys at a time and merges its log-sum-exp into its own; in backward the keys travel
+    once more and take their gradients along. The same values and gradients as `gathered`, for one more pass of the keys
+    over the network. Takes losses that are formulas over `pos` and `lse`: infonce, dcl, dclw, debiased_infonce,
+    infonce_plus, mine, mine_plus (TypeError for others); no queue. Double backward is not offered.
+
+    >>> import torch, torch.distributed as dist, fastcl.distributed
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> infonce = fastcl.distributed.ring(fastcl.infonce)
+    >>> round(infonce(torch.eye(2), torch.eye(2), temperature=0.5).item(), 4)
+    0.1269
+    >>> dist.destroy_process_group()
+    """
+    formula = getattr(loss, "__wrapped__", None)
+    if formula is None:
+        raise TypeError(f"loss: expected a formula over pos and lse such as fastcl.infonce, got {loss!r}")
+
+    @functools.wraps(loss, assigned=("__module__", "__name__", "__qualname__"))
+    def local(
+        query: Tensor,
+        positive_key: Tensor,
+        *,
+        temperature: float | Tensor = 0.1,
+        reduction: str = "mean",
+        normalize: bool = True,
+        ids: Tensor | None = None,
+        log_q: Tensor | None = None,
+        weight: Tensor | None = None,
+        **constants: Any,
+    ) -> Tensor:
+        check_batch(query, positive_key, None, temperature, reduction, None)
+        check_weight(weight, len(query), query.device)
+        _check_columns(positive_key, ids, log_q)
+        if normalize:
+            query, positive_key = normalized(query), normalized(positive_key)
+        sizes = sizes_of(len(query), query.device, group)
+        row_id = own_ids(sizes, query.device, group) if ids is None else ids
+        scale = inverse(temperature, query, positive_key)
+        def lse_at(factor: float) -> Tensor:
+            tensor, number = (scale * factor, 1.0) if isinstance(scale, Tensor) else (ops._NONE, scale * factor)
+            bias = ops._NONE if log_q is None else -log_q
+            return RingLse.apply(query, positive_key, tensor, bias, row_id, number, sizes, group)
+
+        def count() -> Tensor:
+            ordered = _Gather.apply(row_id, sizes, group).sort().values
+            own = torch.searchsorted(ordered, row_id, right=True) - torch.searchsorted(ordered, row_id)
+            return sum(sizes) - own
+
+        dtype = compute_dtype(query, positive_key)
+        pos = (query.to(dtype) * positive_key.to(dtype)).sum(-1) * scale
+        if log_q is not None:
+            pos = pos - log_q.to(pos)
+        rows = Rows(pos, lse_at(1.0), count, lse_at, query, positive_key, scale, log_q is not None)
+        value = reduced(formula(rows, **constants), "sum" if reduction == "mean" else reduction, weight)
+        return value if reduction == "none" else value * _share(sizes, reduction)
+
+    return _both_directions(local)
+
+
+def push(
+    queue: NegativeQueue, keys: Tensor, ids: Tensor | None = None, log_q: Tensor | None = None, group: Group = None
+) -> Evicted:
+    """`queue.push` of the keys of all ranks, in rank order: queues that start alike stay alike (MoCo's).
+
+    For a queue per rank (CLRec's) call `queue.push` itself, and `keep_local` if the queue is part of the model.
+
+    >>> import torch, torch.distributed as dist, fastcl.distributed
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> queue = fastcl.NegativeQueue(capacity=4, dim=2)
+    >>> _ = fastcl.distributed.push(queue, torch.eye(2))
+    >>> len(queue)
+    2
+    >>> dist.destroy_process_group()
+    """
+    queue._check(keys, ids, log_q)
+    sizes = sizes_of(len(keys), keys.device, group)
+
+    def every(t: Tensor | None) -> Tensor | None:
+        return None if t is None else _Gather.apply(t.detach(), sizes, group)
+
+    return queue.push(_Gather.apply(keys.detach(), sizes, group), every(ids), every(log_q))
+
+
+def keep_local(model: torch.nn.Module) -> None:
+    """Makes DistributedDataParallel leave the model's queues alone; call it before wrapping the model.
+
+    DDP overwrites the buffers of all ranks with those of rank 0, when it is made and at every forward. For queues kept
+    alike by `push` that changes nothing, but a queue that each rank fills itself would be lost.
+
+    >>> import torch, fastcl.distributed
+    >>> model = torch.nn.ModuleDict({"encoder": torch.nn.Linear(3, 2), "queue": fastcl.NegativeQueue(8, 2)})
+    >>> fastcl.distributed.keep_local(model)
+    """
+    ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+    for path, module in model.named_modules():
+        if isinstance(module, NegativeQueue):
+            ignored |= {f"{path}.{name}".lstrip(".") for name, _ in module.named_buffers()}
+    torch.nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)

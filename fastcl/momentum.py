@@ -1,0 +1,59 @@
+"""momentum_update: an encoder that slowly follows another, whose keys fill a queue. No loss and no optimizer."""
+
+import torch
+from torch import Tensor, nn
+
+from fastcl.negatives import NegativeQueue
+
+
+@torch.no_grad()
+def momentum_update(target: nn.Module, source: nn.Module, m: float) -> None:
+    """target = m target + (1 - m) source, in place (MoCo, He et al. 2020, Eq. 2; its m is 0.999).
+
+    The target starts as `copy.deepcopy(source).requires_grad_(False)` and is updated before it encodes a step's keys,
+    which go into a `NegativeQueue`: keys of nearby steps then come from nearly the same encoder. Parameters are mixed,
+    buffers (running means of a BatchNorm) copied. Takes no gradient and leaves none; gradients of source and the
+    optimizer are untouched. Under torch.distributed every rank computes the same.
+
+    Args:
+        target, source: modules of the same structure: parameters and buffers of the same names and shapes, on the same
+            devices; dtypes may differ. A queue stays outside: ValueError, since it would be copied half.
+        m: in [0, 1]; 0 copies, 1 changes no parameter.
+
+    Errors: TypeError for what is not a module or a number, ValueError for m outside and for another structure.
+
+    >>> import copy, torch
+    >>> from fastcl.momentum import momentum_update
+    >>> encoder = torch.nn.Linear(2, 1, bias=False)
+    >>> follower = copy.deepcopy(encoder).requires_grad_(False)
+    >>> _ = torch.nn.init.ones_(follower.weight), torch.nn.init.zeros_(encoder.weight)
+    >>> momentum_update(follower, encoder, m=0.75)
+    >>> follower.weight
+    Parameter containing:
+    tensor([[0.7500, 0.7500]])
+    """
+    for name, module in (("target", target), ("source", source)):
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"{name}: expected a module, got {type(module).__name__}")
+        if any(isinstance(part, NegativeQueue) for part in module.modules()):
+            raise ValueError(f"{name}: expected encoders only, got a NegativeQueue among its modules")
+    if isinstance(m, bool) or not isinstance(m, (int, float)):
+        raise TypeError(f"m: expected a number, got {type(m).__name__}")
+    if not 0 <= m <= 1:
+        raise ValueError(f"m: expected at least 0 and at most 1, got {m}")
+    parameters = _pairs("parameters", dict(target.named_parameters()), dict(source.named_parameters()))
+    buffers = _pairs("buffers", dict(target.named_buffers()), dict(source.named_buffers()))
+    for old, new in parameters:
+        old.lerp_(new.to(old.dtype), 1.0 - m)
+    for old, new in buffers:
+        old.copy_(new)
+
+
+def _pairs(kind: str, target: dict[str, Tensor], source: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    if target.keys() != source.keys():
+        odd = sorted(target.keys() ^ source.keys())
+        raise ValueError(f"target: expected the {kind} of source, got a difference in {', '.join(odd)}")
+    for name, t in target.items():
+        if t.shape != source[name].shape:
+            raise ValueError(f"target: expected {name} of shape {list(source[name].shape)}, got {list(t.shape)}")
+    return [(t, source[name]) for name, t in target.items()]

@@ -1,0 +1,181 @@
+"""Losses that compare every query with every negative on its own: formulas over `softplus_sum`.
+
+Formulas only; private negatives are composed in PyTorch. Inputs are used as they are: these losses are functions of
+the inner product, not of the cosine.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastcl import ops
+from fastcl.fallback import compute_dtype
+from fastcl.losses import softplus
+from fastcl.rows import check_batch, check_constant, check_weight, reduced
+from fastcl.softplus import softplus_sum
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    dtype = compute_dtype(a, b)
+    return (a.to(dtype) * b.to(dtype)).sum(-1)
+
+
+def _private(query: Tensor, negative_keys: Tensor) -> Tensor:
+    """[N, K], inner products with negatives [N, K, D] of each row's own: no more numbers than the negatives hold."""
+    dtype = compute_dtype(query, negative_keys)
+    return torch.einsum("nd,nkd->nk", query.to(dtype), negative_keys.to(dtype))
+
+
+def bpr(
+    query: Tensor, positive_key: Tensor, negative_keys: Tensor, reduction: str = "mean", weight: Tensor | None = None
+) -> Tensor:
+    """Bayesian personalised ranking (Rendle et al. 2009): -log sigma(positive - negative), summed over negatives.
+
+        loss_i = sum_j softplus(<q_i, k_j> - <q_i, p_i>)
+
+    Args:
+        query: [N, D], float64, float32, bfloat16 or float16.
+        positive_key: [N, D].
+        negative_keys: [M, D], shared by all rows (fused; the N x M logits are never stored), or [N, K, D], private to
+            each.
+        reduction: "mean" over the N rows, "sum" or "none" ([N]).
+        weight: [N], multiplies a row's loss; a mean still divides by N.
+
+    Returns float32 (float64 for float64 inputs), [] or [N]; a row without negatives has loss 0. Gradients: all three
+    inputs. Errors: TypeError for types and dtypes, ValueError for shapes and values, naming the argument.
+
+    >>> import torch, fastcl
+    >>> x = torch.eye(2)
+    >>> round(fastcl.bpr(x, x, torch.zeros(1, 2)).item(), 4)  # log(1 + e^-1)
+    0.3133
+    """
+    check_batch(query, positive_key, negative_keys, 1.0, reduction, None)
+    check_weight(weight, len(query), query.device)
+    pos = _dot(query, positive_key)
+    if negative_keys.dim() == 2:
+        return reduced(softplus_sum(query, negative_keys, offset=-pos), reduction, weight)
+    return reduced(softplus(_private(query, negative_keys) - pos[:, None]).sum(1), reduction, weight)
+
+
+def negative_sampling(
+    query: Tensor, positive_key: Tensor, negative_keys: Tensor, reduction: str = "mean", weight: Tensor | None = None
+) -> Tensor:
+    """Negative sampling (Mikolov et al. 2013, Eq. 4; CLRec, Zhou et al. 2021, B.3): a binary decision per pair.
+
+        loss_i = softplus(-<q_i, p_i>) + sum_j softplus(<q_i, k_j>)
+
+    Negatives [M, D] shared by the batch are fused ("shared negative sampling"); [N, K, D] are private to each row.
+    Arguments, gradients and errors: `bpr`.
+
+    >>> import torch, fastcl
+    >>> x = torch.eye(2)
+    >>> round(fastcl.negative_sampling(x, x, torch.zeros(3, 2)).item(), 4)  # log(1 + e^-1) + 3 log 2
+    2.3927
+    """
+    check_batch(query, positive_key, negative_keys, 1.0, reduction, None)
+    check_weight(weight, len(query), query.device)
+    positive = softplus(-_dot(query, positive_key))
+    if negative_keys.dim() == 2:
+        return reduced(positive + softplus_sum(query, negative_keys), reduction, weight)
+    return reduced(positive + softplus(_private(query, negative_keys)).sum(1), reduction, weight)
+
+
+def siglip(
+    query: Tensor,
+    key: Tensor,
+    logit_scale: float | Tensor,
+    logit_bias: float | Tensor,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Tensor:
+    """The sigmoid loss of SigLIP (Zhai et al. 2023, Algorithm 1); row i of key is the positive of row i of query.
+
+        logit_ij = logit_scale <q_i, k_j> + logit_bias;  loss_i = softplus(-logit_ii) + sum_{j != i} softplus(logit_ij)
+
+    Args:
+        query, key: [N, D]; normalise them beforehand, as the paper does.
+        logit_scale, logit_bias: numbers or 0-d tensors (may learn). The paper starts at 10 and -10; it learns the
+            logarithm of the scale, so pass `log_scale.exp()`.
+        reduction: "mean" over the N rows, "sum" or "none" ([N]).
+        weight: [N], multiplies a row's loss; a mean still divides by N.
+
+    Returns float32 (float64 for float64 inputs). Gradients: query, key, logit_scale, logit_bias. Fused. Errors: as
+    `bpr`.
+
+    >>> import torch, fastcl
+    >>> x = torch.eye(2)
+    >>> round(fastcl.siglip(x, x, 1.0, 0.0).item(), 4)  # log(1 + e^-1) + log 2
+    1.0064
+    """
+    check_batch(query, key, None, 1.0, reduction, None)
+    check_weight(weight, len(query), query.device)
+    for name, value in (("logit_scale", logit_scale), ("logit_bias", logit_bias)):
+        if not isinstance(value, Tensor):
+            check_constant(name, value, lambda _: True, "of any sign")
+        elif not value.is_floating_point():
+            raise TypeError(f"{name}: expected a floating dtype, got {value.dtype}")
+        elif value.dim():
+            raise ValueError(f"{name}: expected a number or a 0-d tensor, got shape {list(value.shape)}")
+    n, dtype = query.shape[0], compute_dtype(query, key)
+    offset = torch.as_tensor(logit_bias, dtype=dtype, device=query.device).expand(n)
+    ids = torch.arange(n, device=query.device)
+    positive = softplus(-(_dot(query, key) * logit_scale + offset))
+    rows = positive + softplus_sum(query, key, scale=logit_scale, offset=offset, row_id=ids, col_id=ids)
+    return reduced(rows, reduction, weight)
+
+
+def triplet(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    margin: float = 1.0,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Tensor:
+    """Triplet loss on similarity (Weinberger & Saul 2009 in its inner-product form): max(0, <a, n> - <a, p> + margin).
+
+    Args:
+        anchor, positive, negative: [N, D], row by row.
+        margin: > 0.
+        reduction: "mean" over the N rows, "sum" or "none" ([N]).
+        weight: [N], multiplies a row's loss; a mean still divides by N.
+
+    Returns float32 (float64 for float64 inputs). Composed in PyTorch: there is one negative per row. Gradients: all
+    three inputs. Errors: as `bpr`.
+
+    >>> import torch, fastcl
+    >>> x = torch.eye(2)
+    >>> fastcl.triplet(x, x, torch.zeros(2, 2), margin=1.5).item()  # 0 - 1 + 1.5
+    0.5
+    """
+    ops._matrix("anchor", anchor)
+    for name, t in (("positive", positive), ("negative", negative)):
+        ops._matrix(name, t, anchor.shape[0], anchor.shape[1], anchor.device)
+    check_batch(anchor, positive, None, 1.0, reduction, None)
+    check_weight(weight, len(anchor), anchor.device)
+    check_constant("margin", margin, lambda x: x > 0, "above 0")
+    return reduced(F.relu(_dot(anchor, negative) - _dot(anchor, positive) + margin), reduction, weight)
+
+
+def jensen_shannon(
+    query: Tensor, positive_key: Tensor, negative_keys: Tensor, reduction: str = "mean", weight: Tensor | None = None
+) -> Tensor:
+    """The Jensen-Shannon form of Deep InfoMax (Hjelm et al. 2019, Eq. 4) and Deep Graph Infomax (Velickovic et al.
+    2019).
+
+        loss_i = softplus(-<q_i, p_i>) + mean_j softplus(<q_i, k_j>)
+
+    A mean over each side, so that the number of negatives does not weigh. Arguments, gradients and errors: `bpr`.
+
+    >>> import torch, fastcl
+    >>> x = torch.eye(2)
+    >>> round(fastcl.jensen_shannon(x, x, torch.zeros(5, 2)).item(), 4)  # log(1 + e^-1) + log 2
+    1.0064
+    """
+    check_batch(query, positive_key, negative_keys, 1.0, reduction, None)
+    check_weight(weight, len(query), query.device)
+    positive = softplus(-_dot(query, positive_key))
+    count = max(1, negative_keys.shape[-2])
+    if negative_keys.dim() == 2:
+        return reduced(positive + softplus_sum(query, negative_keys) / count, reduction, weight)
+    return reduced(positive + softplus(_private(query, negative_keys)).sum(1) / count, reduction, weight)

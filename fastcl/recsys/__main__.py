@@ -1,0 +1,7 @@
+"""`python -m fastcl.recsys` is the `fastcl` command."""
+
+import sys
+
+from fastcl.recsys.cli import main
+
+sys.exit(main())

@@ -1,0 +1,143 @@
+"""Batches without padding work: spans of a packed click log, grouped by length, as packed rows plus a map into a
+padded block.
+
+Pure bookkeeping over integer arrays, vectorised throughout; what the rows mean is the models' business, and no
+randomness enters here except through the generator that is passed in.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastcl.recsys.data import Histories
+
+SORTED_TOGETHER = 32  # batches that are sorted by length as one group: more means less padding and less mixing
+
+
+class Spans(NamedTuple):
+    """Pieces log.item[start:stop] of a packed log; `row` is the history that each one is cut from."""
+
+    start: np.ndarray  # int64 [S]
+    stop: np.ndarray  # int64 [S]
+    row: np.ndarray  # int64 [S]
+
+    def take(self, which: np.ndarray) -> "Spans":
+        return Spans(self.start[which], self.stop[which], self.row[which])
+
+
+class Packed(NamedTuple):
+    """n clicks of B spans back to back, and where each one lies in the padded block [B, L]."""
+
+    source: np.ndarray  # int64 [n], into the packed log
+    row: Tensor  # int64 [n], 0..B-1
+    position: Tensor  # int64 [n], 0 for the oldest click of its span
+    length: Tensor  # int64 [B], each >= 1
+
+    @property
+    def width(self) -> int:
+        """L, the longest span."""
+        return int(self.length.max())
+
+    @property
+    def last(self) -> Tensor:
+        """[B], the packed row of each span's newest click."""
+        return self.length.cumsum(0) - 1
+
+    def pad(self, x: Tensor, fill: float = 0.0) -> Tensor:
+        """[n, ...] -> [B, L, ...], short spans filled up at their end."""
+        block = x.new_full((len(self.length) * self.width, *x.shape[1:]), fill)
+        return block.index_copy(0, self.slot, x).unflatten(0, (len(self.length), self.width))
+
+    def unpad(self, block: Tensor) -> Tensor:
+        """[B, L, ...] -> [n, ...]."""
+        return block.flatten(0, 1).index_select(0, self.slot)
+
+    @property
+    def slot(self) -> Tensor:
+        return self.row * self.width + self.position
+
+
+def pack(spans: Spans, device: torch.device | str = "cpu") -> Packed:
+    length = spans.stop - spans.start
+    row = np.repeat(np.arange(len(length)), length)
+    position = np.arange(len(row)) - np.repeat(length.cumsum() - length, length)
+    return Packed(spans.start[row] + position, *(torch.from_numpy(a).to(device) for a in (row, position, length)))
+
+
+def newest(histories: Histories, length: int) -> Spans:
+    """The newest `length` clicks of every history; ValueError where one is empty."""
+    if (histories.lengths < 1).any():
+        raise ValueError(
+            f"histories: expected at least one click each, got none in row {int(histories.lengths.argmin())}"
+        )
+    stop = histories.offsets[1:]
+    return Spans(np.maximum(histories.offsets[:-1], stop - length), stop, np.arange(len(histories)))
+
+
+def windows(histories: Histories, length: int) -> Spans:
+    """Every history cut from its end into spans of at most length + 1 clicks that share one click with their neighbour.
+
+    A span of n + 1 clicks holds n (input, next click) pairs, so every click but a history's first is a target exactly
+    once.
+    """
+    targets = np.maximum(histories.lengths - 1, 0)
+    count = -(-targets // length)
+    row = np.repeat(np.arange(len(histories)), count)
+    nth = np.arange(len(row)) - np.repeat(count.cumsum() - count, count)
+    stop = histories.offsets[1:][row] - nth * length
+    return Spans(np.maximum(histories.offsets[:-1][row], stop - length - 1), stop, row)
+
+
+def prefixes(histories: Histories, length: int) -> Spans:
+    """For every click but a history's first, the newest `length` clicks before it; the click itself is at `stop`."""
+    row = np.repeat(np.arange(len(histories)), histories.lengths)
+    first = histories.offsets[:-1][row]
+    stop = np.arange(len(row))
+    later = stop > first
+    return Spans(np.maximum(first, stop - length)[later], stop[later], row[later])
+
+
+def bucketed(spans: Spans, batch: int, rng: np.random.Generator) -> Iterator[Spans]:
+    """All spans once, in random batches of about equal lengths, in random order."""
+    order = rng.permutation(len(spans.start))
+    length = spans.stop - spans.start
+    group = batch * SORTED_TOGETHER
+    batches = []
+    for begin in range(0, len(order), group):
+        chunk = order[begin : begin + group]
+        chunk = chunk[np.argsort(length[chunk], kind="stable")]
+        batches += [chunk[i : i + batch] for i in range(0, len(chunk), batch)]
+    for which in rng.permutation(len(batches)):
+        yield spans.take(batches[which])
+
+
+def batch_count(spans: Spans, batch: int) -> int:
+    """How many batches `bucketed` yields (a group holds a whole number of batches)."""
+    return -(-len(spans.start) // batch)
+
+
+class Unclicked:
+    """Draws items that a history does not contain, uniformly and exactly: no rejection, whatever share of the items
+    it holds.
+    """
+
+    def __init__(self, histories: Histories, n_items: int) -> None:
+        row = np.repeat(np.arange(len(histories)), histories.lengths)
+        clicked = np.unique(row * (n_items + 1) + histories.item)  # sorted by row, then item
+        row, item = np.divmod(clicked, n_items + 1)
+        self._count = np.bincount(row, minlength=len(histories))
+        self._first = self._count.cumsum() - self._count
+        # Within a row: how many unclicked items lie below each clicked one. Rows stay apart, so one search serves all
+        # of them.
+        self._below = row * (n_items + 1) + item - 1 - (np.arange(len(row)) - self._first[row])
+        self._n_items = n_items
+
+    def draw(self, row: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """One item for each entry of row [n]; padding (0) where a history holds every item."""
+        free = self._n_items - self._count[row]
+        rank = (rng.random(len(row)) * free).astype(np.int64)  # which of the unclicked items, from 0
+        skipped = np.searchsorted(self._below, row * (self._n_items + 1) + rank, side="right") - self._first[row]
+        return np.where(free > 0, rank + skipped + 1, 0)

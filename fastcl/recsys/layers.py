@@ -1,0 +1,60 @@
+"""The network parts of the models: the causal Transformer block and the two pooling steps of CLRec, all on packed
+clicks.
+
+No item tables, no losses and no batching here. Linear layers see real clicks only; attention runs on the padded block.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastcl.recsys.batching import Packed
+
+
+class CausalBlock(nn.Module):
+    """Pre-LN Transformer block (Kang & McAuley 2018, section 3.2): x + Attention(LN(x)), then x + FFN(LN(x)), FFN of
+    width `dim`.
+
+    Padding stands behind the real clicks of its row, so the causal mask alone keeps it out of them.
+    """
+
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_attention, self.norm_feed = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.feed = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(dim, dim))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, clicks: Packed) -> Tensor:  # x: [n, D]
+        qkv = clicks.pad(self.qkv(self.norm_attention(x)))  # [B, L, 3D]
+        query, key, value = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in qkv.chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)  # [B, heads, L, D/heads]
+        x = x + self.dropout(self.out(clicks.unpad(mixed.transpose(1, 2).flatten(2))))
+        return x + self.dropout(self.feed(self.norm_feed(x)))
+
+
+class MultiAtt(nn.Module):
+    """SoftMax(MLP(X)^T) X: each head weighs a row's clicks with a softmax of its own (Zhou et al. 2021, appendix
+    B.1.2).
+    """
+
+    def __init__(self, dim: int, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.Tanh(), nn.Linear(hidden, heads))
+
+    def forward(self, x: Tensor, clicks: Packed) -> Tensor:  # x: [n, D] -> [B, H, D]
+        weight = clicks.pad(self.mlp(x), fill=-torch.inf).softmax(1)  # [B, L, H]; a row has at least one click
+        return weight.transpose(1, 2) @ clicks.pad(x)
+
+
+class WeightedHeads(nn.Module):
+    """WHA (Zhou et al. 2021, appendix B.1.2): m = mean_h z_h, alpha = softmax_h(z_h^T A m), sum_h alpha_h z_h."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.empty(dim, dim))
+
+    def forward(self, z: Tensor) -> Tensor:  # [B, H, D] -> [B, D]
+        alpha = (z @ (self.a @ z.mean(1).unsqueeze(-1))).softmax(1)  # [B, H, 1]
+        return (alpha * z).sum(1)

@@ -1,0 +1,111 @@
+"""Textbook twins of softplus.py and pairwise.py, with every logit stored; part of `fastcl.reference`.
+
+The rules are those of reference.py: for tests and benchmarks only, nothing validated, none of the package's own code.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def softplus_sum(
+    query: Tensor,
+    key: Tensor,
+    *,
+    scale: float | Tensor = 1.0,
+    offset: Tensor | None = None,
+    bias: Tensor | None = None,
+    row_id: Tensor | None = None,
+    col_id: Tensor | None = None,
+) -> Tensor:
+    """sum over {j: row_id_i != col_id_j} of log(1 + exp(s_i <q_i, k_j> + o_i + b_j))."""
+    dtype = torch.float64 if torch.float64 in (query.dtype, key.dtype) else torch.float32
+    logits = (query.to(dtype) @ key.to(dtype).T) * (
+        scale[:, None] if isinstance(scale, Tensor) and scale.dim() else scale
+    )
+    if offset is not None:
+        logits = logits + offset[:, None]
+    if bias is not None:
+        logits = logits + bias
+    if row_id is not None and col_id is not None:
+        logits = logits.masked_fill(row_id[:, None] == col_id, -math.inf)
+    return torch.logaddexp(logits, torch.zeros_like(logits)).sum(1).to(dtype)
+
+
+def _pairs(query: Tensor, positive_key: Tensor, negative_keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The positive's logit [N] and the negatives' [N, M], in the type computed in."""
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    q, p, k = query.to(dtype), positive_key.to(dtype), negative_keys.to(dtype)
+    return (q * p).sum(1), q @ k.T if k.dim() == 2 else (q[:, None] * k).sum(2)
+
+
+def _reduced(rows: Tensor, reduction: str, weight: Tensor | None) -> Tensor:
+    rows = rows if weight is None else rows * weight
+    return {"mean": rows.mean(), "sum": rows.sum(), "none": rows}[reduction]
+
+
+def bpr(
+    query: Tensor,
+    positive_key: Tensor,
+    negative_keys: Tensor,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Tensor:
+    """-sum_j log sigmoid(pos - neg_j): Rendle et al. 2009."""
+    pos, neg = _pairs(query, positive_key, negative_keys)
+    return _reduced(-F.logsigmoid(pos[:, None] - neg).sum(1), reduction, weight)
+
+
+def negative_sampling(
+    query: Tensor,
+    positive_key: Tensor,
+    negative_keys: Tensor,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Tensor:
+    """-log sigmoid(pos) - sum_j log sigmoid(-neg_j): Mikolov et al. 2013, equation 4."""
+    pos, neg = _pairs(query, positive_key, negative_keys)
+    return _reduced(-F.logsigmoid(pos) - F.logsigmoid(-neg).sum(1), reduction, weight)
+
+
+def jensen_shannon(
+    query: Tensor,
+    positive_key: Tensor,
+    negative_keys: Tensor,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Tensor:
+    """-log sigmoid(pos) - mean_j log sigmoid(-neg_j): Hjelm et al. 2019, equation 4."""
+    pos, neg = _pairs(query, positive_key, negative_keys)
+    return _reduced(-F.logsigmoid(pos) - F.logsigmoid(-neg).mean(1), reduction, weight)
+
+
+def siglip(
+    query: Tensor,
+    key: Tensor,
+    logit_scale: float | Tensor,
+    logit_bias: float | Tensor,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Tensor:
+    """-sum_j log sigmoid(z_ij (scale <q_i, k_j> + bias)), z = 1 on the diagonal and -1 elsewhere: Zhai et al. 2023."""
+    logits = query @ key.T * logit_scale + logit_bias
+    label = 2 * torch.eye(len(query), dtype=logits.dtype, device=logits.device) - 1
+    return _reduced(-F.logsigmoid(label * logits).sum(1), reduction, weight)
+
+
+def triplet(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    margin: float = 1.0,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Tensor:
+    """max(0, <a, n> - <a, p> + margin)."""
+    rows = ((anchor * negative).sum(1) - (anchor * positive).sum(1) + margin).clamp(min=0)
+    return _reduced(rows, reduction, weight)

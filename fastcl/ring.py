@@ -1,0 +1,139 @@
+"""lse over the keys of all ranks while a rank holds its own and one other rank's: the op behind `distributed.ring`.
+
+Knows process groups and blocks of keys; losses and their scale are in distributed.py.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
+
+from fastcl import ops
+from fastcl.fallback import _weights
+
+Group = dist.ProcessGroup | None
+
+
+def sizes_of(count: int, device: torch.device, group: Group) -> list[int]:
+    """How many rows each rank has; a GPU is waited for."""
+    sizes = list(torch.empty(dist.get_world_size(group), 1, dtype=torch.int64, device=device))
+    dist.all_gather(sizes, torch.tensor([count], device=device), group=group)
+    return [int(size) for size in torch.cat(sizes).tolist()]
+
+
+def padded(x: Tensor, rows: int) -> Tensor:
+    """x [n, ...] with `rows` rows, of which those behind n hold anything."""
+    return x.contiguous() if x.shape[0] == rows else torch.cat([x, x.new_zeros(rows - x.shape[0], *x.shape[1:])])
+
+
+def own_ids(sizes: list[int], device: torch.device, group: Group) -> Tensor:
+    rank = dist.get_rank(group)
+    return torch.arange(sizes[rank], device=device) + sum(sizes[:rank])
+
+
+def _pass_on(block: list[Tensor], group: Group) -> list[Tensor]:
+    """Gives the next rank the block, and returns that of the previous one."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if size == 1:
+        return block
+    found = [torch.empty_like(t) for t in block]
+    moves = []
+    for tag, (mine, theirs) in enumerate(zip(block, found, strict=True)):
+        moves.append(dist.P2POp(dist.isend, mine, group=group, tag=tag, group_peer=(rank + 1) % size))
+        moves.append(dist.P2POp(dist.irecv, theirs, group=group, tag=tag, group_peer=(rank - 1) % size))
+    for work in dist.batch_isend_irecv(moves):
+        work.wait()
+    return found
+
+
+def _visits(sizes: list[int], group: Group) -> list[int]:
+    """The number of rows in the block at hand, step after step: this rank's own, then that of the rank before it."""
+    rank = dist.get_rank(group)
+    return [sizes[(rank - step) % len(sizes)] for step in range(len(sizes))]
+
+
+class RingLse(Function):
+    """lse [N] of this rank's rows over the keys of all ranks that have another id."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,  # [N, D]
+        key: Tensor,  # [N, D], this rank's
+        scale: Tensor,  # [], [N], or [0]
+        bias: Tensor,  # [N] of key, or [0]
+        ids: Tensor,  # [N] of query and of key
+        factor: float,
+        sizes: list[int],
+        group: Group,
+    ) -> Tensor:
+        ctx.factor, ctx.sizes, ctx.group = factor, sizes, group
+        query, scale, ids = query.contiguous(), scale.contiguous(), ids.contiguous()
+        row_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[2]
+        lse = mean_key = None
+        block = _columns(key, ids, bias, sizes)
+        for step, size in enumerate(_visits(sizes, group)):
+            if step:
+                block = _pass_on(block, group)
+            columns = _cut(block, size)
+            _, part, mean = ops._forward(
+                query, columns[0], ops._NONE, scale, columns[2], ids, columns[1], factor, row_grad
+            )
+            if lse is None or mean_key is None:
+                lse, mean_key = part, mean
+                continue
+            total = torch.logaddexp(lse, part)
+            if row_grad:
+                mean_key = _weights(lse[:, None], total) * mean_key + _weights(part[:, None], total) * mean
+            lse = total
+        ctx.save_for_backward(query, key, scale, bias, ids, lse, mean_key)
+        return lse  # type: ignore[return-value]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        query, key, scale, bias, ids, lse, mean_key = ctx.saved_tensors
+        need_query, need_key, need_scale, need_bias = ctx.needs_input_grad[:4]
+        grad = grad.contiguous()
+        block = _columns(key, ids, bias, ctx.sizes)
+        # The gradients travel with their keys and are home after a whole round.
+        sums = [torch.zeros_like(block[0], dtype=lse.dtype)] if need_key else []
+        sums += [torch.zeros_like(block[2], dtype=lse.dtype)] if need_bias else []
+        visits = _visits(ctx.sizes, ctx.group)
+        d_query = d_scale = None
+        for step, size in enumerate(visits if sums else visits[:1]):
+            columns = _cut(block, size)
+            rows = step == 0  # the queries' side is done at once, by mean_key
+            found = ops._backward(
+                lse.new_empty(0), grad, query, columns[0], ops._NONE, scale, columns[2], ids, columns[1], lse, mean_key,
+                ctx.factor, need_query and rows, need_key, False, need_scale and rows, need_bias,
+            )  # fmt: skip
+            if rows:
+                d_query, d_scale = found[0], found[3]
+            parts = ([found[1]] if need_key else []) + ([found[4]] if need_bias else [])
+            for total, part in zip(sums, parts, strict=True):
+                total[:size] += part
+            if sums:
+                moved = _pass_on([*block, *sums], ctx.group)
+                block, sums = moved[: len(block)], moved[len(block) :]
+        if need_scale:
+            d_scale = (d_scale.sum() if scale.dim() == 0 else d_scale).to(scale.dtype)  # type: ignore[union-attr]
+        return (
+            d_query if need_query else None,
+            sums[0][: len(key)].to(key.dtype) if need_key else None,
+            d_scale if need_scale else None,
+            sums[-1][: len(key)].to(bias.dtype) if need_bias else None,
+            *(None,) * 4,
+        )
+
+
+def _columns(key: Tensor, ids: Tensor, bias: Tensor, sizes: list[int]) -> list[Tensor]:
+    """What travels: keys, ids and, where there is one, the bias, filled up to the longest rank's."""
+    return [padded(t, max(sizes)) for t in (key, ids, *([bias] if bias.numel() else []))]
+
+
+def _cut(block: list[Tensor], size: int) -> list[Tensor]:
+    """key, id and bias of a block without what fills it up."""
+    return [t[:size] for t in (*block, *([] if len(block) == 3 else [ops._NONE]))]

@@ -1,0 +1,200 @@
+"""The op under losses over pairs, `softplus_sum`: schemas, fake kernels, autograd, and its chunked PyTorch twin for
+devices without kernels. The counterpart of ops.py with another reducer; formulas of losses do not belong here.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from fastcl import fallback, ops
+
+# As in ops.py, an absent tensor crosses the op boundary as an empty one.
+ops._lib.define(
+    "softplus_sum_forward(Tensor query, Tensor key, Tensor scale, Tensor offset, Tensor bias, "
+    "Tensor row_id, Tensor col_id, float factor, bool row_grad) -> (Tensor total, Tensor sum_key, Tensor sum_weight)"
+)
+ops._lib.define(
+    "softplus_sum_backward(Tensor grad, Tensor query, Tensor key, Tensor scale, Tensor offset, Tensor bias, "
+    "Tensor row_id, Tensor col_id, float factor, bool key_grad, bool bias_grad) -> (Tensor grad_key, Tensor grad_bias)"
+)
+
+
+def _logits(query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor,
+            factor: float, dtype: torch.dtype, rows: slice) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Logits of some rows [n, M], -inf where excluded, and the rows of query times their scale [n, D]."""
+    scaled = query[rows].to(dtype) * (scale.to(dtype) if scale.dim() == 0 else _some(scale, rows, dtype, factor))
+    x = scaled @ key.to(dtype).T
+    if offset.numel():
+        x = x + offset[rows, None].to(dtype)
+    if bias.numel():
+        x = x + bias.to(dtype)
+    if row_id.numel():
+        x = x.masked_fill(row_id[rows, None] == col_id, -torch.inf)
+    return x, scaled
+
+
+def _some(scale: Tensor, rows: slice, dtype: torch.dtype, factor: float) -> Tensor | float:
+    return scale[rows, None].to(dtype) if scale.numel() else factor
+
+
+def _chunked_forward(query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, row_id: Tensor,
+                     col_id: Tensor, factor: float, row_grad: bool) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    fallback._announce(query.device)
+    dtype = fallback.compute_dtype(query, key)
+    n = query.shape[0]
+    total = query.new_zeros(n, dtype=dtype)
+    sum_key = query.new_zeros((n, query.shape[1]) if row_grad else (0,), dtype=dtype)
+    sum_weight = query.new_zeros(n if row_grad else 0, dtype=dtype)
+    for rows in fallback._chunks(n, key.shape[0]):
+        x, _ = _logits(query, key, scale, offset, bias, row_id, col_id, factor, dtype, rows)
+        total[rows] = F.softplus(x, threshold=40.0).sum(1)
+        if row_grad:
+            weight = torch.sigmoid(x)
+            sum_key[rows], sum_weight[rows] = weight @ key.to(dtype), weight.sum(1)
+    return total, sum_key, sum_weight
+
+
+def _chunked_backward(grad: Tensor, query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor,
+                      row_id: Tensor, col_id: Tensor, factor: float, key_grad: bool,
+                      bias_grad: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
+    d_key = torch.zeros_like(key, dtype=grad.dtype) if key_grad else grad.new_empty(0)
+    d_bias = grad.new_zeros(key.shape[0]) if bias_grad else grad.new_empty(0)
+    for rows in fallback._chunks(query.shape[0], key.shape[0]):
+        x, scaled = _logits(query, key, scale, offset, bias, row_id, col_id, factor, grad.dtype, rows)
+        weight = torch.sigmoid(x) * grad[rows, None]
+        if key_grad:
+            d_key += weight.T @ scaled
+        if bias_grad:
+            d_bias += weight.sum(0)
+    return d_key.to(key.dtype) if key_grad else d_key, d_bias
+
+
+ops._lib.impl("softplus_sum_forward", _chunked_forward, "CompositeExplicitAutograd")
+ops._lib.impl("softplus_sum_backward", _chunked_backward, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("fastcl::softplus_sum_forward", lib=ops._lib)
+def _(query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor,
+      factor: float, row_grad: bool) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dtype, (n, d) = fallback.compute_dtype(query, key), query.shape
+    shapes: tuple[Any, ...] = ((n,), (n, d) if row_grad else (0,), (n if row_grad else 0,))
+    total, sum_key, sum_weight = (query.new_empty(shape, dtype=dtype) for shape in shapes)
+    return total, sum_key, sum_weight
+
+
+@torch.library.register_fake("fastcl::softplus_sum_backward", lib=ops._lib)
+def _(grad: Tensor, query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, row_id: Tensor,
+      col_id: Tensor, factor: float, key_grad: bool, bias_grad: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
+    d_key = torch.empty_like(key) if key_grad else grad.new_empty(0)
+    return d_key, grad.new_empty(key.shape[0] if bias_grad else 0)
+
+
+_forward = torch.ops.fastcl.softplus_sum_forward.default
+_backward = torch.ops.fastcl.softplus_sum_backward.default
+
+
+class _SoftplusSum(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return _forward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        query, key, scale, offset, bias, row_id, col_id, ctx.factor, _ = inputs
+        _, sum_key, sum_weight = output
+        ctx.mark_non_differentiable(sum_key, sum_weight)
+        if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[4]):
+            key = bias = col_id = ops._NONE  # frozen columns: see ops.py
+        ctx.save_for_backward(query, key, scale, offset, bias, row_id, col_id, sum_key, sum_weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
+        query, key, scale, offset, bias, row_id, col_id, sum_key, sum_weight = ctx.saved_tensors
+        needs = ctx.needs_input_grad[:5]
+        if torch.is_grad_enabled():
+            return *_differentiable_grads(ctx, needs, grad), None, None, None, None
+        d_query = d_key = d_scale = d_offset = d_bias = None
+        row = grad[:, None] * sum_key
+        if needs[0]:
+            s = scale if scale.dim() == 0 else scale[:, None] if scale.numel() else ctx.factor
+            d_query = (row * s).to(query.dtype)
+        if needs[2]:
+            per_row = (query.to(row) * row).sum(1)
+            d_scale = (per_row.sum() if scale.dim() == 0 else per_row).to(scale.dtype)
+        if needs[3]:
+            d_offset = (grad * sum_weight).to(offset.dtype)
+        if needs[1] or needs[4]:
+            d_key, d_bias = _backward(
+                grad.contiguous(), query, key, scale, offset, bias, row_id, col_id, ctx.factor, needs[1], needs[4]
+            )
+            d_key, d_bias = d_key if needs[1] else None, d_bias.to(bias.dtype) if needs[4] else None
+        return d_query, d_key, d_scale, d_offset, d_bias, None, None, None, None
+
+
+def _differentiable_grads(ctx: Any, needs: tuple[bool, ...], grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients through plain PyTorch, N x M in memory, so that they can be differentiated again."""
+    query, key, scale, offset, bias, row_id, col_id, _, _ = ctx.saved_tensors
+    if key.dim() != 2:
+        raise RuntimeError(
+            "fastcl.softplus_sum: double backward needs keys that require grad; frozen ones are not kept"
+        )
+    x, _ = _logits(query, key, scale, offset, bias, row_id, col_id, ctx.factor, grad.dtype, slice(None))
+    total = F.softplus(x, threshold=40.0).sum(1)
+    inputs = [t for t, wanted in zip((query, key, scale, offset, bias), needs, strict=True) if wanted]
+    found = iter(torch.autograd.grad(total, inputs, grad, create_graph=True))
+    return tuple(next(found) if wanted else None for wanted in needs)
+
+
+def softplus_sum(
+    query: Tensor,  # [N, D]
+    key: Tensor,  # [M, D]
+    *,
+    scale: float | Tensor = 1.0,  # a number, [] or [N]
+    offset: Tensor | None = None,  # [N]
+    bias: Tensor | None = None,  # [M]
+    row_id: Tensor | None = None,  # [N]
+    col_id: Tensor | None = None,  # [M]
+) -> Tensor:
+    """The number per row that losses over pairs are made of, without storing the N x M logits.
+
+        total_i = sum over { j : row_id_i != col_id_j } of softplus(scale_i <q_i, k_j> + offset_i + bias_j)
+
+    Arguments, dtypes and errors are those of `fastcl.contrast`; `offset` [N] is added to a row's logits. Returns [N],
+    float32, or float64 if query or key is; 0 for a row with nothing to sum. Gradients: query, key, scale, offset and
+    bias; keys without requires_grad cost no backward product and are not saved. Differentiating twice works through
+    plain PyTorch, which stores N x M numbers, where the keys require grad.
+
+    >>> import torch
+    >>> total = softplus_sum(torch.eye(2), torch.zeros(3, 2))
+    >>> [round(v, 4) for v in total.tolist()]  # 3 log 2
+    [2.0794, 2.0794]
+    """
+    ops._matrix("query", query)
+    n, d = query.shape
+    ops._matrix("key", key, None, d, query.device)
+    m = key.shape[0]
+    if not isinstance(scale, (Tensor, int, float)) or isinstance(scale, bool):
+        raise TypeError(f"scale: expected a number or a tensor, got {type(scale).__name__}")
+    if isinstance(scale, Tensor) and scale.dim():
+        ops._vector("scale", scale, n, ops._FLOATS, query.device)
+    for name, t, length in (("offset", offset, n), ("bias", bias, m)):
+        if t is not None:
+            ops._vector(name, t, length, ops._FLOATS, query.device)
+    if (row_id is None) != (col_id is None):
+        missing = "row_id" if row_id is None else "col_id"
+        raise ValueError(f"{missing}: expected both row_id and col_id or neither, got one of them")
+    for name, t, length in (("row_id", row_id, n), ("col_id", col_id, m)):
+        if t is not None:
+            ops._vector(name, t, length, (torch.int64,), query.device)
+    scale_t, factor = (scale, 1.0) if isinstance(scale, Tensor) else (ops._NONE, float(scale))
+    optional = (scale_t, offset, bias, row_id, col_id)
+    tensors = [query.contiguous(), key.contiguous(), *(ops._NONE if t is None else t.contiguous() for t in optional)]
+    if torch.compiler.is_compiling():
+        tensors = [t.view_as(t) for t in tensors]  # Dynamo refuses a Function that gets one tensor twice
+    row_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, scale_t, *tensors[3:4]))
+    return _SoftplusSum.apply(*tensors, factor, row_grad or ops._functorch_active())[0]

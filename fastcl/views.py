@@ -1,0 +1,193 @@
+"""Losses over views and classes of one set of embeddings: NT-Xent, supervised contrastive, alignment and uniformity.
+
+Each is one call of the op over the set against itself, where ids keep a row from meeting itself; N x N is never stored.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fastcl.fallback import compute_dtype
+from fastcl.losses import infonce
+from fastcl.ops import contrast
+from fastcl.rows import (
+    check_reduction,
+    check_temperature,
+    check_tensor,
+    check_weight,
+    inverse,
+    normalized,
+    positive_number,
+    reduced,
+)
+
+
+def nt_xent(
+    view1: Tensor,  # [B, D]
+    view2: Tensor,  # [B, D]
+    temperature: float | Tensor = 0.5,  # a number, [] or [2B]
+    reduction: str = "mean",
+    weight: Tensor | None = None,  # [2B]
+) -> Tensor:
+    """NT-Xent, the loss of SimCLR (Chen et al. 2020, Eq. 1): InfoNCE over both views of a batch.
+
+        loss_i = -log(exp(z_i,i' / T) / sum_{j != i} exp(z_ij / T)),    z = cosines of the 2B stacked views
+
+    with i' the other view of i: each of the 2B anchors meets its partner and the 2B - 2 views of the other samples.
+
+    Args:
+        view1, view2: [B, D], float64, float32, bfloat16 or float16; row i of each shows sample i. Normalised here.
+        temperature: T > 0: a number, a 0-d tensor (may learn) or one value an anchor [2B] (may learn).
+        reduction: "mean" over the 2B anchors, "sum" or "none" ([2B], those of view1 first).
+        weight: [2B], any floating dtype, one an anchor: mean = sum(weight * loss) / 2B.
+
+    Returns: float32 (float64 for float64 inputs), [] or [2B]. With one sample there are no negatives: loss 0.
+
+    Gradients: view1, view2, temperature and weight.
+
+    Errors: TypeError for types and dtypes, ValueError for shapes and values, each naming the argument.
+
+    >>> import torch, fastcl
+    >>> round(fastcl.nt_xent(torch.eye(2), torch.eye(2)).item(), 4)  # log(1 + 2 e^-2)
+    0.2395
+    """
+    check_tensor("view1", view1, ("B", "D"), least=1)
+    check_tensor("view2", view2, tuple(view1.shape), view1.device)
+    view1, view2 = normalized(view1), normalized(view2)
+    both, partner = torch.cat([view1, view2]), torch.cat([view2, view1])
+    # One id a sample leaves out the anchor itself and its partner, which comes back as the positive.
+    ids = torch.arange(len(view1), device=view1.device).repeat(2)
+    return infonce(
+        both, partner, both, temperature, reduction, normalize=False, ids=ids, negative_ids=ids, weight=weight
+    )
+
+
+def supcon(
+    features: Tensor,  # [N, D]
+    labels: Tensor,  # [N]
+    temperature: float | Tensor = 0.07,  # a number, [] or [N]
+    reduction: str = "mean",
+    weight: Tensor | None = None,  # [N]
+) -> Tensor:
+    """Supervised contrastive loss (Khosla et al. 2020, Eq. 2, L_out): all samples of an anchor's class are positives.
+
+        loss_i = -1/|P(i)| sum_{p in P(i)} log(exp(z_ip / T) / sum_{a != i} exp(z_ia / T)),    z = cosines
+
+    with P(i) the other samples with i's label. The sum over a holds the positives too. The numerator being linear, it
+    is computed from the mean positive of the anchor. Several views of a sample are rows with the same label.
+
+    Args:
+        features: [N, D], float64, float32, bfloat16 or float16, normalised here.
+        labels: [N], int64, any values.
+        temperature: T > 0: a number, a 0-d tensor (may learn) or one value an anchor [N] (may learn). The authors' code
+            also multiplies the loss by temperature / base_temperature, which is 1 by default and left out here.
+        reduction: "mean" over the anchors that have a positive, "sum" or "none" ([N]).
+        weight: [N], any floating dtype, one an anchor: mean = sum(weight * loss) / the number of anchors that have a
+            positive.
+
+    Returns: float32 (float64 for float64 inputs), [] or [N]. An anchor without positives has loss 0 and sends no
+    gradient, but is a negative of the others; the mean over none is 0.
+
+    Gradients: features, temperature and weight.
+
+    Errors: TypeError for types and dtypes, ValueError for shapes and values, each naming the argument.
+
+    >>> import torch, fastcl
+    >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    >>> fastcl.supcon(features, torch.tensor([5, 5, 8]), temperature=0.5, reduction="none")  # log(1 + e^-2), twice
+    tensor([0.1269, 0.1269, 0.0000])
+    """
+    check_tensor("features", features, ("N", "D"), least=1)
+    n, device = len(features), features.device
+    check_tensor("labels", labels, (n,), device, integer=True)
+    check_temperature(temperature, n)
+    check_reduction(reduction)
+    check_weight(weight, n, device)
+    features = normalized(features)
+    # A class is known by its first place among the sorted labels: their number, and so every shape, stays N.
+    ordered = labels.sort().values
+    first = torch.searchsorted(ordered, labels)
+    others = torch.searchsorted(ordered, labels, right=True) - first - 1
+    of_class = torch.zeros_like(features).index_add(0, first, features)
+    mean_positive = (of_class[first] - features) / others.clamp(min=1)[:, None]
+    row = torch.arange(n, device=device)
+    scale = inverse(temperature, features)
+    pos, lse = contrast(features, features, mean_positive, scale=scale, row_id=row, col_id=row)
+    alone = others == 0
+    assert pos is not None
+    per_row = (lse - pos).masked_fill(alone, 0.0)
+    if reduction == "mean":
+        return reduced(per_row, "sum", weight) / (~alone).sum().clamp(min=1)
+    return reduced(per_row, reduction, weight)
+
+
+def alignment(
+    x: Tensor,  # [N, D]
+    y: Tensor,  # [N, D]
+    alpha: float = 2.0,
+    reduction: str = "mean",
+    weight: Tensor | None = None,  # [N]
+) -> Tensor:
+    """Alignment (Wang & Isola 2020, section 4.1.1): how far the two embeddings of a positive pair lie apart.
+
+        loss_i = |x_i - y_i|^alpha
+
+    Args:
+        x, y: [N, D], floating, used as they are; the paper's are normalised.
+        alpha: > 0.
+        reduction: "mean" over the N pairs, "sum" or "none" ([N]).
+        weight: [N], any floating dtype, one a pair: mean = sum(weight * loss) / N.
+
+    Returns: float32 (float64 for float64 inputs), [] or [N].
+
+    Gradients: x, y and weight; 0, not NaN, where x_i = y_i and alpha < 2.
+
+    Errors: TypeError for types and dtypes, ValueError for shapes and values, each naming the argument.
+
+    >>> import torch, fastcl
+    >>> fastcl.alignment(torch.tensor([[3.0, 0.0], [1.0, 1.0]]), torch.tensor([[0.0, 4.0], [1.0, 1.0]]))  # (25 + 0) / 2
+    tensor(12.5000)
+    """
+    check_tensor("x", x, ("N", "D"), least=1)
+    check_tensor("y", y, tuple(x.shape), x.device)
+    positive_number("alpha", alpha)
+    check_reduction(reduction)
+    check_weight(weight, len(x), x.device)
+    dtype = compute_dtype(x, y)
+    square = (x.to(dtype) - y.to(dtype)).square().sum(1)
+    meet = (square == 0) & (alpha < 2)  # the slope of square^(alpha / 2) is infinite there
+    return reduced(square.masked_fill(meet, 1.0).pow(alpha / 2).masked_fill(meet, 0.0), reduction, weight)
+
+
+def uniformity(x: Tensor, t: float = 2.0) -> Tensor:
+    """Uniformity (Wang & Isola 2020, section 4.1.2): how evenly embeddings are spread; lower is more even.
+
+        loss = log mean_{i != j} exp(-t |x_i - x_j|^2)
+
+    Unlike every other loss this is one number for the batch, the log being outside: no reduction and no row weights.
+
+    Args:
+        x: [N, D], float64, float32, bfloat16 or float16, N >= 2, used as it is; the paper's is normalised.
+        t: > 0.
+
+    Returns: float32 (float64 for float64 inputs), [], at most 0.
+
+    Gradients: x.
+
+    Errors: TypeError for types and dtypes, ValueError for shapes and values, each naming the argument.
+
+    >>> import torch, fastcl
+    >>> round(fastcl.uniformity(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).item(), 4)  # one distance, of sqrt 2
+    -4.0
+    """
+    check_tensor("x", x, ("N", "D"), least=2)
+    positive_number("t", t)
+    x = x.to(compute_dtype(x))
+    # Distances do not change with the origin, and near the points themselves 2<x, y> - |x|^2 - |y|^2 cancels least.
+    x = x - x.detach().mean(0)
+    n = len(x)
+    row = torch.arange(n, device=x.device)
+    bias = -t * x.square().sum(1)
+    _, lse = contrast(x, x, scale=2.0 * t, bias=bias, row_id=row, col_id=row)
+    return torch.logsumexp(lse + bias, 0) - math.log(n * (n - 1))
