@@ -1,0 +1,215 @@
+// The CPU kernels on random problems without torch, to be built with sanitizers: every instruction set, both element types, every
+// storage type, extreme values, several threads on one problem. Results are compared with a plain double-precision loop.
+//
+//   kernels SECONDS SEED        runs until the time is over; prints what it tried; exit code 1 at the first wrong result
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "contrast.h"
+#include "cpu/isa.h"
+
+using namespace fastcl;
+
+namespace {
+
+std::mt19937_64 rng;
+int64_t below(int64_t n) { return static_cast<int64_t>(rng() % static_cast<uint64_t>(n)); }
+double normal() { return std::normal_distribution<double>()(rng); }
+
+// An exact-sized heap block, so that one element too far is seen.
+template <class T>
+std::vector<T> exact(size_t n, T value = T(0)) {
+  std::vector<T> v(n, value);
+  v.shrink_to_fit();
+  return v;
+}
+
+// A matrix in a storage type, and what its elements are worth.
+struct Stored {
+  std::vector<char> bytes;
+  std::vector<double> value;
+  DType dtype;
+  Matrix view() const { return {bytes.data(), dtype}; }
+};
+
+size_t width(DType d) { return d == DType::kFloat64 ? 8 : d == DType::kFloat32 ? 4 : 2; }
+
+Stored store(const std::vector<double>& x, DType dtype) {
+  Stored s{exact<char>(x.size() * width(dtype)), x, dtype};
+  for (size_t i = 0; i < x.size(); ++i) {
+    const float f = static_cast<float>(x[i]);
+    uint32_t bits;
+    std::memcpy(&bits, &f, 4);
+    if (dtype == DType::kFloat64) {
+      std::memcpy(&s.bytes[8 * i], &x[i], 8);
+    } else if (dtype == DType::kFloat32) {
+      std::memcpy(&s.bytes[4 * i], &f, 4);
+      s.value[i] = f;
+    } else {
+      // Truncation is a fine value of either 16-bit type; float16 is limited to its normal range.
+      uint16_t half = static_cast<uint16_t>(bits >> 16);
+      if (dtype == DType::kFloat16) {
+        const int exponent = static_cast<int>((bits >> 23) & 255) - 112;
+        half = exponent <= 0
+                   ? 0
+                   : static_cast<uint16_t>(((bits >> 16) & 0x8000) | (exponent << 10) | ((bits >> 13) & 1023));
+        if (exponent >= 31) half = static_cast<uint16_t>(0x7bff | ((bits >> 16) & 0x8000));
+        const int e = (half >> 10) & 31;
+        s.value[i] = e == 0 ? 0 : std::ldexp(1024 + (half & 1023), e - 25) * ((half & 0x8000) ? -1 : 1);
+      } else {
+        const uint32_t wide = static_cast<uint32_t>(half) << 16;
+        float back;
+        std::memcpy(&back, &wide, 4);
+        s.value[i] = back;
+      }
+      std::memcpy(&s.bytes[2 * i], &half, 2);
+    }
+  }
+  return s;
+}
+
+bool close(double ours, double truth, double tolerance) {
+  if (std::isnan(truth) || std::isinf(truth)) return std::isnan(truth) ? std::isnan(ours) : ours == truth;
+  return std::fabs(ours - truth) <= tolerance * (1 + std::fabs(truth));
+}
+
+template <class T>
+void in_threads(const Pass<T>& pass, const Kernels<T>& k, void (*kernel)(const Pass<T>&, int64_t, int64_t, T*)) {
+  const int64_t tiles = (pass.rows + k.tile_rows - 1) / k.tile_rows, parts = 1 + below(3);
+  std::vector<std::thread> threads;
+  for (int64_t i = 0; i < parts; ++i) {
+    threads.emplace_back([&, i] {
+      const size_t bytes = (static_cast<size_t>(k.scratch_elements(pass)) * sizeof(T) + 63) / 64 * 64;
+      T* scratch = static_cast<T*>(std::aligned_alloc(64, bytes + 64));
+      kernel(pass, tiles * i / parts, tiles * (i + 1) / parts, scratch);
+      std::free(scratch);
+    });
+  }
+  for (std::thread& t : threads) t.join();
+}
+
+// One problem: forward and backward of one reducer against plain loops. Returns the first wrong result's name, or null.
+template <class T>
+const char* problem(const Isa& isa, bool pairs) {
+  const Kernels<T>& k = kernels_of<T>(isa);
+  const int64_t n = 1 + below(70), m = below(8) == 0 ? below(3) : 1 + below(600),
+                d = 1 + below(below(4) == 0 ? 300 : 40);
+  const DType types[] = {DType::kFloat32, sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32, DType::kBFloat16,
+                         DType::kFloat16};
+  const double size = std::pow(10.0, static_cast<double>(below(4)) - 2) / std::sqrt(static_cast<double>(d));
+  const bool ids = below(2), bias = below(2), out = below(3) != 0;
+  std::vector<double> q(n * d), key(m * d);
+  for (double& x : q) x = normal();
+  for (double& x : key) x = normal() * size;
+  const Stored qs = store(q, types[below(4)]), ks = store(key, types[below(4)]);
+  const int64_t padded_m = (m + k.panel_width - 1) / k.panel_width * k.panel_width;
+  const T log2e = T(1.442695040888963), infinity = std::numeric_limits<T>::infinity();
+  auto factor = exact<T>(n, log2e);
+  auto shift = exact<T>(padded_m, -infinity), panels = exact<T>(padded_m * d);
+  std::vector<double> b(m, 0.0);
+  auto row_id = exact<int64_t>(n), col_id = exact<int64_t>(m);
+  auto tag = exact<Tag<T>>(padded_m);
+  for (int64_t& x : row_id) x = below(5) - (int64_t{1} << 40);
+  for (int64_t& x : col_id) x = below(5) - (int64_t{1} << 40);
+  for (int64_t j = 0; j < m; ++j) {
+    b[j] = !bias ? 0 : below(6) == 0 ? -std::numeric_limits<double>::infinity() : static_cast<double>(T(normal()));
+    shift[j] = static_cast<T>(static_cast<T>(b[j]) * log2e);
+    tag[j] = tag_of<T>(col_id[j]);
+  }
+  k.pack_panels(ks.view(), nullptr, m, d, 0, padded_m / k.panel_width, panels.data());
+
+  Pass<T> pass{};
+  pass.rows = n;
+  pass.features = d;
+  pass.row_data = qs.view();
+  pass.row_factor = factor.data();
+  pass.row_id = ids ? row_id.data() : nullptr;
+  pass.columns.count = m;
+  pass.columns.panels = panels.data();
+  pass.columns.shift = bias ? shift.data() : nullptr;
+  pass.columns.values = ks.view();
+  pass.columns.id = ids ? col_id.data() : nullptr;
+  pass.columns.tag = ids ? tag.data() : nullptr;
+  auto reduced = exact<T>(n), result = exact<T>(n * d), extra = exact<T>(n), ones = exact<T>(m, T(1));
+  pass.reduced = reduced.data();
+  const DType compute = sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64;
+  pass.out = {out ? result.data() : nullptr, compute};
+  if (pairs && out) {
+    pass.columns.extra = ones.data();
+    pass.out_extra = extra.data();
+  }
+  in_threads(pass, k, pairs ? k.softplus_sum : k.log_sum_exp);
+
+  const double tolerance = (sizeof(T) == 4 ? 3e-5 : 1e-11) * (1 + 100 * size);
+  for (int64_t i = 0; i < n; ++i) {
+    std::vector<double> x(m), weight(m);
+    double highest = -std::numeric_limits<double>::infinity(), sum = 0, weights = 0;
+    for (int64_t j = 0; j < m; ++j) {
+      x[j] = b[j];
+      for (int64_t f = 0; f < d; ++f) x[j] += qs.value[i * d + f] * ks.value[j * d + f];
+      if (ids && row_id[i] == col_id[j]) x[j] = -std::numeric_limits<double>::infinity();
+      highest = std::fmax(highest, x[j]);
+    }
+    for (int64_t j = 0; j < m; ++j) {
+      weight[j] = pairs                                    ? 1 / (1 + std::exp(-x[j]))
+                  : x[j] == highest && std::isinf(highest) ? 0
+                                                           : std::exp(x[j] - highest);
+      sum += pairs ? std::fmax(x[j], 0) + std::log1p(std::exp(-std::fabs(x[j]))) : weight[j];
+      weights += weight[j];
+    }
+    if (!close(reduced[i], pairs ? sum : highest + std::log(sum), tolerance * (pairs ? 10 : 1))) return "reduced";
+    if (!out) continue;
+    if (pairs && !close(extra[i], weights, tolerance * 10)) return "sum of weights";
+    for (int64_t f = 0; f < d; ++f) {
+      double truth = 0;
+      for (int64_t j = 0; j < m; ++j) truth += weight[j] * ks.value[j * d + f];
+      if (!pairs) truth = sum == 0 ? 0 : truth / sum;
+      if (!close(result[i * d + f], truth, tolerance * (1 + 10 * size))) return "out";
+    }
+  }
+
+  // Backward kernels and row kernels: for the sanitizers' eyes; their values are tested through torch.
+  auto narrow = exact<char>(n * d * width(qs.dtype));
+  pass.out = {narrow.data(), qs.dtype};
+  pass.row_shift = reduced.data();
+  pass.columns.value_factor = ones.data();
+  pass.columns.extra = ones.data();
+  pass.out_extra = extra.data();
+  if (n > 0 && !pairs) {
+    for (T& x : reduced) x = -(std::isfinite(x) ? x : T(0)) * log2e;
+  }
+  in_threads(pass, k, pairs ? k.sigmoid : k.known_sum);
+  k.row_dot(qs.view(), qs.view(), d, 0, n, extra.data());
+  k.row_combine(factor.data(), qs.view(), factor.data(), qs.view(), d, 0, n, {narrow.data(), qs.dtype});
+  return nullptr;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const double seconds = argc > 1 ? std::atof(argv[1]) : 5;
+  rng.seed(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 0);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  int64_t tried = 0;
+  while (std::chrono::steady_clock::now() < end) {
+    for (const Isa* isa : usable_isas()) {
+      const bool pairs = below(2);
+      const char* wrong[] = {problem<float>(*isa, pairs), problem<double>(*isa, pairs)};
+      tried += 2;
+      for (const char* what : wrong) {
+        if (what == nullptr) continue;
+        std::printf("wrong %s on %s after %lld problems\n", what, isa->name, static_cast<long long>(tried));
+        return 1;
+      }
+    }
+  }
+  std::printf("%lld problems\n", static_cast<long long>(tried));
+  return 0;
+}
