@@ -22,6 +22,7 @@ from fastcl.losses import (
     mine_plus,
     mises_fisher_weights,
 )
+from fastcl.momentum import momentum_update
 from fastcl.negatives import Evicted, NegativeQueue
 from fastcl.ops import contrast
 from fastcl.pairwise import bpr, jensen_shannon, negative_sampling, siglip, triplet
@@ -47,6 +48,7 @@ __all__ = [
     "mine",
     "mine_plus",
     "mises_fisher_weights",
+    "momentum_update",
     "negative_sampling",
     "nt_xent",
     "sampled_softmax",
