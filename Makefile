@@ -19,8 +19,8 @@ demo: .venv/fastcl-recsys
 test: lint
 	$(BIN)/python -m pytest
 
-check: lint
-	$(BIN)/python -m pytest -m "slow or not slow"
+check: lint .venv/fastcl-compat
+	$(BIN)/python -m pytest -m "slow or not slow" --hypothesis-profile=thorough
 
 build: .venv/fastcl-test
 

@@ -26,6 +26,10 @@ class NegativeQueue(nn.Module):
     backward changes no gradient, because frozen keys take no part in backward. Everything is in the state dict, as
     tensors, and restored exactly.
 
+    MoCo's keys come from a second encoder that follows the first: `fastcl.momentum.momentum_update`. With several
+    processes, `fastcl.distributed.push` keeps the ranks' queues alike, and `fastcl.distributed.keep_local` keeps
+    DistributedDataParallel away from queues that each rank fills itself.
+
     Args:
         capacity: number of keys held at most, >= 1.
         dim: features per key, >= 1.

@@ -11,19 +11,13 @@ from torch import Tensor
 from fastcl import ops
 from fastcl.fallback import compute_dtype
 from fastcl.losses import softplus
-from fastcl.rows import check_batch, check_constant, check_weight, reduced
+from fastcl.rows import check_batch, check_constant, check_weight, private_similarity, reduced
 from fastcl.softplus import softplus_sum
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     dtype = compute_dtype(a, b)
     return (a.to(dtype) * b.to(dtype)).sum(-1)
-
-
-def _private(query: Tensor, negative_keys: Tensor) -> Tensor:
-    """[N, K], inner products with negatives [N, K, D] of each row's own: no more numbers than the negatives hold."""
-    dtype = compute_dtype(query, negative_keys)
-    return torch.einsum("nd,nkd->nk", query.to(dtype), negative_keys.to(dtype))
 
 
 def bpr(
@@ -54,7 +48,7 @@ def bpr(
     pos = _dot(query, positive_key)
     if negative_keys.dim() == 2:
         return reduced(softplus_sum(query, negative_keys, offset=-pos), reduction, weight)
-    return reduced(softplus(_private(query, negative_keys) - pos[:, None]).sum(1), reduction, weight)
+    return reduced(softplus(private_similarity(query, negative_keys) - pos[:, None]).sum(1), reduction, weight)
 
 
 def negative_sampling(
@@ -77,7 +71,7 @@ def negative_sampling(
     positive = softplus(-_dot(query, positive_key))
     if negative_keys.dim() == 2:
         return reduced(positive + softplus_sum(query, negative_keys), reduction, weight)
-    return reduced(positive + softplus(_private(query, negative_keys)).sum(1), reduction, weight)
+    return reduced(positive + softplus(private_similarity(query, negative_keys)).sum(1), reduction, weight)
 
 
 def siglip(
@@ -178,4 +172,4 @@ def jensen_shannon(
     count = max(1, negative_keys.shape[-2])
     if negative_keys.dim() == 2:
         return reduced(positive + softplus_sum(query, negative_keys) / count, reduction, weight)
-    return reduced(positive + softplus(_private(query, negative_keys)).sum(1) / count, reduction, weight)
+    return reduced(positive + softplus(private_similarity(query, negative_keys)).sum(1) / count, reduction, weight)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fastcl.fallback import compute_dtype
+from fastcl.fallback import compute_dtype, no_autocast
 from fastcl.ops import contrast
 
 
@@ -124,10 +124,16 @@ def rows_of(query: Tensor, positive_key: Tensor, temperature: float | Tensor, gi
     )
 
 
+@no_autocast
+def private_similarity(query: Tensor, keys: Tensor) -> Tensor:
+    """[N, K], inner products with keys [N, K, D] of each row's own."""
+    dtype = compute_dtype(query, keys)
+    return torch.einsum("nd,nkd->nk", query.to(dtype), keys.to(dtype))
+
+
 def _private_lse(query: Tensor, keys: Tensor, scale: float | Tensor, given: Negatives) -> Tensor:
     """The sum over keys [N, K, D] of which each row has its own: N * K logits are no more than the keys themselves."""
-    dtype = compute_dtype(query, keys)
-    logits = torch.einsum("nd,nkd->nk", query.to(dtype), keys.to(dtype))
+    logits = private_similarity(query, keys)
     logits = logits * (scale[:, None] if isinstance(scale, Tensor) and scale.dim() else scale)
     if given.key_log_q is not None:
         logits = logits - given.key_log_q.to(logits)
@@ -186,7 +192,7 @@ def reduced(per_row: Tensor, reduction: str, weight: Tensor | None) -> Tensor:
 def check_constant(name: str, value: Any, valid: Callable[[float], bool], expected: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
-    if not (math.isfinite(value) and valid(value)):
+    if not (abs(value) < math.inf and valid(value)):
         raise ValueError(f"{name}: expected a finite number {expected}, got {value}")
 
 

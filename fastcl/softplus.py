@@ -2,6 +2,7 @@
 devices without kernels. The counterpart of ops.py with another reducer; formulas of losses do not belong here.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,23 +41,23 @@ def _some(scale: Tensor, rows: slice, dtype: torch.dtype, factor: float) -> Tens
     return scale[rows, None].to(dtype) if scale.numel() else factor
 
 
+@fallback.no_autocast
 def _chunked_forward(query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, row_id: Tensor,
                      col_id: Tensor, factor: float, row_grad: bool) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    fallback._announce(query.device)
     dtype = fallback.compute_dtype(query, key)
-    n = query.shape[0]
-    total = query.new_zeros(n, dtype=dtype)
-    sum_key = query.new_zeros((n, query.shape[1]) if row_grad else (0,), dtype=dtype)
-    sum_weight = query.new_zeros(n if row_grad else 0, dtype=dtype)
-    for rows in fallback._chunks(n, key.shape[0]):
+    total, sum_key, sum_weight = [], [], []
+    for rows in fallback._chunks(query.shape[0], key.shape[0]):
         x, _ = _logits(query, key, scale, offset, bias, row_id, col_id, factor, dtype, rows)
-        total[rows] = F.softplus(x, threshold=40.0).sum(1)
+        total.append(F.softplus(x, threshold=40.0).sum(1))
         if row_grad:
             weight = torch.sigmoid(x)
-            sum_key[rows], sum_weight[rows] = weight @ key.to(dtype), weight.sum(1)
-    return total, sum_key, sum_weight
+            sum_key.append(weight @ key.to(dtype))
+            sum_weight.append(weight.sum(1))
+    none = query.new_empty(0, dtype=dtype)
+    return torch.cat(total), *(torch.cat(x) if row_grad else none.clone() for x in (sum_key, sum_weight))  # type: ignore[return-value]
 
 
+@fallback.no_autocast
 def _chunked_backward(grad: Tensor, query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor,
                       row_id: Tensor, col_id: Tensor, factor: float, key_grad: bool,
                       bias_grad: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -66,14 +67,14 @@ def _chunked_backward(grad: Tensor, query: Tensor, key: Tensor, scale: Tensor, o
         x, scaled = _logits(query, key, scale, offset, bias, row_id, col_id, factor, grad.dtype, rows)
         weight = torch.sigmoid(x) * grad[rows, None]
         if key_grad:
-            d_key += weight.T @ scaled
+            d_key = torch.addmm(d_key, weight.T, scaled)
         if bias_grad:
-            d_bias += weight.sum(0)
+            d_bias = d_bias + weight.sum(0)
     return d_key.to(key.dtype) if key_grad else d_key, d_bias
 
 
-ops._lib.impl("softplus_sum_forward", _chunked_forward, "CompositeExplicitAutograd")
-ops._lib.impl("softplus_sum_backward", _chunked_backward, "CompositeExplicitAutograd")
+ops._implement("softplus_sum_forward", _chunked_forward)
+ops._implement("softplus_sum_backward", _chunked_backward)
 
 
 @torch.library.register_fake("fastcl::softplus_sum_forward", lib=ops._lib)
@@ -96,58 +97,82 @@ _forward = torch.ops.fastcl.softplus_sum_forward.default
 _backward = torch.ops.fastcl.softplus_sum_backward.default
 
 
+def _gradients(columns: Callable[..., Any], needs: tuple[bool, ...], factor: float, grad: Tensor, query: Tensor,
+               key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor,
+               sum_key: Tensor, sum_weight: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
+    """The gradients of query, key, scale, offset and bias, [0] where not needed; `columns` is the backward op."""
+    d_query, d_key, d_scale, d_offset, d_bias = (grad.new_empty(0) for _ in range(5))
+    if needs[0] or needs[2]:
+        row = grad[:, None] * sum_key
+        if needs[0]:
+            s = scale if scale.dim() == 0 else scale[:, None] if scale.numel() else factor
+            d_query = (row * s).to(query.dtype)
+        if needs[2]:
+            per_row = (query.to(row) * row).sum(1)
+            d_scale = (per_row.sum() if scale.dim() == 0 else per_row).to(scale.dtype)
+    if needs[3]:
+        d_offset = (grad * sum_weight).to(offset.dtype)
+    if needs[1] or needs[4]:
+        d_key, d_bias = columns(grad, query, key, scale, offset, bias, row_id, col_id, factor, needs[1], needs[4])
+        d_bias = d_bias.to(bias.dtype) if needs[4] else d_bias
+    return d_query, d_key, d_scale, d_offset, d_bias
+
+
+class _Gradients(Function):
+    """`_gradients` as a Function, so that they are differentiable too: see ops._Backward."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(needs: tuple[bool, ...], factor: float, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return _gradients(_backward, needs, factor, *tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.needs, ctx.factor, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ids = ctx.saved_tensors[6:8]
+        differentiable = ctx.saved_tensors[:6]
+        if differentiable[2].dim() != 2:
+            raise RuntimeError(
+                "fastcl.softplus_sum: double backward needs the key, which is not saved unless it requires grad (a "
+                "queue may overwrite it); pass a key that requires grad"
+            )
+
+        def first_order(grad: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+            sums = _chunked_forward(*inputs, *ids, ctx.factor, True)[1:]
+            return _gradients(_chunked_backward, ctx.needs, ctx.factor, grad, *inputs, *ids, *sums)
+
+        pull_back = torch.func.vjp(first_order, *differentiable)[1]
+        found = (None, None, *pull_back(grads), *(None,) * 4)
+        return tuple(g if needed else None for g, needed in zip(found, ctx.needs_input_grad, strict=True))
+
+
 class _SoftplusSum(Function):
     generate_vmap_rule = True
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return _forward(*inputs)
+        return _forward(*inputs[:-1])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        query, key, scale, offset, bias, row_id, col_id, ctx.factor, _ = inputs
+        query, key, scale, offset, bias, row_id, col_id, ctx.factor, _, keep = inputs
         _, sum_key, sum_weight = output
         ctx.mark_non_differentiable(sum_key, sum_weight)
-        if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[4]):
+        if not (keep or ctx.needs_input_grad[1] or ctx.needs_input_grad[4]):
             key = bias = col_id = ops._NONE  # frozen columns: see ops.py
         ctx.save_for_backward(query, key, scale, offset, bias, row_id, col_id, sum_key, sum_weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
-        query, key, scale, offset, bias, row_id, col_id, sum_key, sum_weight = ctx.saved_tensors
-        needs = ctx.needs_input_grad[:5]
-        if torch.is_grad_enabled():
-            return *_differentiable_grads(ctx, needs, grad), None, None, None, None
-        d_query = d_key = d_scale = d_offset = d_bias = None
-        row = grad[:, None] * sum_key
-        if needs[0]:
-            s = scale if scale.dim() == 0 else scale[:, None] if scale.numel() else ctx.factor
-            d_query = (row * s).to(query.dtype)
-        if needs[2]:
-            per_row = (query.to(row) * row).sum(1)
-            d_scale = (per_row.sum() if scale.dim() == 0 else per_row).to(scale.dtype)
-        if needs[3]:
-            d_offset = (grad * sum_weight).to(offset.dtype)
-        if needs[1] or needs[4]:
-            d_key, d_bias = _backward(
-                grad.contiguous(), query, key, scale, offset, bias, row_id, col_id, ctx.factor, needs[1], needs[4]
-            )
-            d_key, d_bias = d_key if needs[1] else None, d_bias.to(bias.dtype) if needs[4] else None
-        return d_query, d_key, d_scale, d_offset, d_bias, None, None, None, None
-
-
-def _differentiable_grads(ctx: Any, needs: tuple[bool, ...], grad: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients through plain PyTorch, N x M in memory, so that they can be differentiated again."""
-    query, key, scale, offset, bias, row_id, col_id, _, _ = ctx.saved_tensors
-    if key.dim() != 2:
-        raise RuntimeError(
-            "fastcl.softplus_sum: double backward needs keys that require grad; frozen ones are not kept"
-        )
-    x, _ = _logits(query, key, scale, offset, bias, row_id, col_id, ctx.factor, grad.dtype, slice(None))
-    total = F.softplus(x, threshold=40.0).sum(1)
-    inputs = [t for t, wanted in zip((query, key, scale, offset, bias), needs, strict=True) if wanted]
-    found = iter(torch.autograd.grad(total, inputs, grad, create_graph=True))
-    return tuple(next(found) if wanted else None for wanted in needs)
+        needs = tuple(ctx.needs_input_grad[:5])
+        args = (needs, ctx.factor, grad.contiguous(), *ctx.saved_tensors)
+        found = _Gradients.apply(*args) if torch.is_grad_enabled() else _gradients(_backward, *args)
+        return *(g if needed else None for g, needed in zip(found, needs, strict=True)), *(None,) * 5
 
 
 def softplus_sum(
@@ -197,4 +222,5 @@ def softplus_sum(
     if torch.compiler.is_compiling():
         tensors = [t.view_as(t) for t in tensors]  # Dynamo refuses a Function that gets one tensor twice
     row_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, scale_t, *tensors[3:4]))
-    return _SoftplusSum.apply(*tensors, factor, row_grad or ops._functorch_active())[0]
+    transformed = ops._functorch_active()
+    return _SoftplusSum.apply(*tensors, factor, row_grad or transformed, transformed)[0]

@@ -3,7 +3,6 @@
 Each is one call of the op over the set against itself, where ids keep a row from meeting itself; N x N is never stored.
 """
 
-import math
 
 import torch
 from torch import Tensor
@@ -190,4 +189,5 @@ def uniformity(x: Tensor, t: float = 2.0) -> Tensor:
     row = torch.arange(n, device=x.device)
     bias = -t * x.square().sum(1)
     _, lse = contrast(x, x, scale=2.0 * t, bias=bias, row_id=row, col_id=row)
-    return torch.logsumexp(lse + bias, 0) - math.log(n * (n - 1))
+    # A tensor's logarithm: that of a number would tie a compiled graph to the size of the batch.
+    return torch.logsumexp(lse + bias, 0) - torch.full_like(lse[0], n * (n - 1)).log()

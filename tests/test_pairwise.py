@@ -96,10 +96,20 @@ def test_gradcheck_and_gradgradcheck(needs: str) -> None:
 
 
 def test_double_backward_with_frozen_keys_is_refused() -> None:
-    query = torch.randn(3, 2, requires_grad=True)
-    (grad,) = torch.autograd.grad(fastcl.softplus_sum(query, torch.randn(4, 2)).sum(), query, retain_graph=True)
-    with pytest.raises(RuntimeError, match="keys that require grad"):
-        torch.autograd.grad(fastcl.softplus_sum(query, torch.randn(4, 2)).sum(), query, create_graph=True)
+    query, key = torch.randn(3, 2, requires_grad=True), torch.randn(4, 2)
+    first = torch.autograd.grad(fastcl.softplus_sum(query, key).sum(), query, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="pass a key that requires grad"):
+        torch.autograd.grad(first.sum(), query)
+
+
+def test_an_offset_made_from_the_query_is_counted_once() -> None:
+    # As in bpr: with create_graph the gradient must be the same as without.
+    query, key = torch.randn(3, 2, dtype=F64, requires_grad=True), torch.randn(4, 2, dtype=F64, requires_grad=True)
+    loss = lambda: fastcl.bpr(query, key[:3], key)  # noqa: E731
+    plain = torch.autograd.grad(loss(), [query, key])
+    torch.testing.assert_close(torch.autograd.grad(loss(), [query, key], create_graph=True), plain)
+    torch.testing.assert_close(torch.autograd.grad(reference.bpr(query, key[:3], key), [query, key]), plain)
+    assert torch.autograd.gradgradcheck(lambda q, k: fastcl.bpr(q, k[:3], k), (query, key))
 
 
 def test_opcheck_compile_and_the_chunked_path() -> None:

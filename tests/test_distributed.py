@@ -1,0 +1,104 @@
+"""Losses over several ranks: asks how the checks of ranks.py went, in processes that torchrun starts for the purpose.
+
+One start per number of ranks runs all of them. What needs no second rank is tested in this process, as the only rank of
+a group.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from ranks import FORMS, D
+
+import fastcl
+from fastcl import distributed
+
+
+@functools.cache
+def _run(count: int) -> str:
+    """What the ranks print; the first failure ends them all."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}")
+    command = [sys.executable, *launcher, ranks.__file__]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return done.stdout + ("" if done.returncode == 0 else done.stderr[-2000:])
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", list(ranks.CHECKS))
+def test_ranks(count: int, name: str) -> None:
+    output = _run(count)
+    assert re.search(rf"^passed {name}$", output, re.MULTILINE), output[-6000:]
+
+
+@pytest.fixture
+def _only_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+ONES = torch.ones(3, D)
+
+
+@pytest.mark.usefixtures("_only_rank")
+@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"positive_key": "k"}, TypeError, "positive_key.*tensor.*str"),
+        ({"positive_key": torch.ones(2, D)}, ValueError, r"positive_key.*\[3, 4\].*\[2, 4\]"),
+        ({"ids": torch.ones(3)}, TypeError, "ids.*int64.*float32"),
+        ({"ids": torch.ones(2).long()}, ValueError, r"ids.*\[3\].*\[2\]"),
+        ({"log_q": torch.ones(3).long()}, TypeError, "log_q.*int64"),
+        ({"log_q": torch.ones(4)}, ValueError, r"log_q.*\[3\].*\[4\]"),
+        ({"weight": torch.ones(4)}, ValueError, r"weight.*3.*\[4\]"),
+        ({"temperature": 0.0}, ValueError, "temperature.*0"),
+        ({"reduction": "max"}, ValueError, "reduction.*'mean'.*'max'"),
+        ({"symmetric": True, "log_q": torch.ones(3)}, ValueError, "symmetric.*no log_q"),
+    ],
+    ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
+)
+def test_refused(form: str, change: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        FORMS[form](fastcl.infonce)(**{"query": ONES, "positive_key": ONES, **change})
+
+
+@pytest.mark.usefixtures("_only_rank")
+def test_refused_by_one_form() -> None:
+    for name in ("negative_keys", "negative_ids", "negative_log_q", "in_batch"):
+        with pytest.raises(ValueError, match=f"{name}: expected none, the keys of all ranks take its place"):
+            distributed.gathered(fastcl.infonce)(ONES, ONES, **{name: ONES})
+    queue = fastcl.NegativeQueue(3, D)
+    with pytest.raises(ValueError, match="symmetric: expected no queue"):
+        distributed.gathered(fastcl.infonce)(ONES, ONES, symmetric=True, queue=queue)
+    with pytest.raises(TypeError, match="queue"):
+        distributed.ring(fastcl.infonce)(ONES, ONES, queue=queue)
+    with pytest.raises(TypeError, match="loss: expected a formula over pos and lse.*sampled_softmax"):
+        distributed.ring(fastcl.sampled_softmax)
+    with pytest.raises(TypeError, match=r"x: expected a tensor, got list"):
+        distributed.gather([1.0])
+    with pytest.raises(ValueError, match=r"x: expected rows.*\[\]"):
+        distributed.gather(torch.tensor(1.0))
+    with pytest.raises(TypeError, match=r"ids: expected an int64 tensor"):
+        distributed.push(queue, ONES, torch.ones(3))
+
+
+@pytest.mark.usefixtures("_only_rank")
+def test_double_backward_is_refused() -> None:
+    for form in FORMS.values():
+        query = torch.eye(D).requires_grad_()
+        key = (2 * torch.eye(D)).requires_grad_()
+        (grad,) = torch.autograd.grad(form(fastcl.infonce)(query, key, normalize=False), key, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            grad.sum().backward()
