@@ -27,11 +27,11 @@ EXPECT = (
 PLANS: dict[str, tuple[str, dict[str, tuple[int, dict[str, Any]]]]] = {
     "movies": (
         "mask",
-        {"sasrec": (10, {"max_len": 20, "batch": 16, "lr": 3e-3, "dropout": 0.3}), "clrec": (6, {})},
+        {"sasrec": (10, {"max_len": 20, "batch": 16, "lr": 3e-3, "dropout": 0.3}), "clrec": (8, {"max_len": 5})},
     ),
     "purchases": (
         "keep",
-        {"sasrec": (10, {"batch": 16, "lr": 2e-3}), "clrec": (4, {})},
+        {"sasrec": (10, {"batch": 16, "lr": 2e-3}), "clrec": (8, {})},
     ),
 }
 USERS = 3

@@ -44,12 +44,12 @@ class CLRecConfig:
     heads: int = 4
     hidden: int = 64
     max_len: int = 20
-    dropout: float = 0.0
+    dropout: float = 0.2
     batch: int = 256
     negatives: int = 2560
     temperature: float = 0.07
     duplicates: str = "keep"
-    lr: float = 1e-3
+    lr: float = 3e-3
     time_cuts: tuple[float, ...] = (
         *(_MINUTE, 5 * _MINUTE, 15 * _MINUTE, _HOUR, 4 * _HOUR, 12 * _HOUR),
         *(_DAY, 2 * _DAY, 4 * _DAY, 7 * _DAY, 14 * _DAY, 30 * _DAY),
@@ -110,13 +110,11 @@ class CLRec(Model):
             self.attention = MultiAtt(config.dim, config.hidden, config.heads)
             self.aggregate = WeightedHeads(config.dim)
             for name, parameter in self.named_parameters():
-                # Normal everywhere, appendix B.2, so that normalised vectors start evenly spread over the sphere.
-                # Only directions count under cosine, so the wide ids turn slowly: an item clicked once is not thrown
-                # onto that one user.
+                # Normal everywhere (appendix B.2), so that normalised vectors start evenly spread over the sphere.
                 if name.endswith("bias"):
                     nn.init.zeros_(parameter)
                 else:
-                    nn.init.normal_(parameter, std=0.3 if name == "item.id.weight" else config.dim**-0.5)
+                    nn.init.normal_(parameter, std=config.dim**-0.5)
         self.queue = fastcl.NegativeQueue(config.negatives - config.batch, config.dim)
         self._positives = torch.empty(0, config.dim)  # of the last loss, on their way into the queue
 

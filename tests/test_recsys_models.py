@@ -1,0 +1,367 @@
+"""The models' parts against plain loops: batching, encoders, losses of SASRec and CLRec."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fastcl
+from fastcl import reference
+from fastcl.recsys import CLRec, CLRecConfig, Feature, Histories, Items, SASRec, SASRecConfig
+from fastcl.recsys.batching import Unclicked, batch_count, bucketed, newest, pack, prefixes, windows
+
+MODELS = [SASRec, CLRec]
+OPTIONS = {"dim": 16, "max_len": 7}
+
+
+def items(count: int = 40, features: bool = True) -> Items:
+    if not features:
+        return Items(tuple(f"i{n}" for n in range(count)))
+    genres = [["a", "b", "c"][: n % 4] for n in range(count)]
+    eras = [[str(n % 3)] for n in range(count)]
+    table = {"genre": Feature.from_labels(genres), "era": Feature.from_labels(eras)}
+    return Items(tuple(f"i{n}" for n in range(count)), None, table)
+
+
+def histories(rows: int = 30, count: int = 40, seed: int = 0, longest: int = 15) -> Histories:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, longest + 1, rows)
+    lists = [rng.integers(1, count + 1, n).tolist() for n in lengths]
+    times = [np.cumsum(rng.integers(0, 10**6, n)).tolist() for n in lengths]
+    return Histories.from_lists(lists, times)
+
+
+def rows(histories: Histories) -> list[list[int]]:
+    return [histories.item[a:b].tolist() for a, b in zip(histories.offsets, histories.offsets[1:], strict=False)]
+
+
+# Batching
+
+
+def test_windows_make_every_click_but_the_first_a_target_once():
+    data = histories()
+    spans = windows(data, 4)
+    targets = np.concatenate([np.arange(a + 1, b) for a, b in zip(spans.start, spans.stop, strict=True)])
+    firsts = data.offsets[:-1]
+    assert sorted(targets) == sorted(set(range(len(data.item))) - set(firsts))
+    assert ((spans.stop - spans.start) <= 5).all()
+    assert ((spans.stop - spans.start) >= 2).all()
+    assert (spans.start >= data.offsets[spans.row]).all()
+    assert (spans.stop <= data.offsets[spans.row + 1]).all()
+    # The newest window is a full one wherever the history is long enough.
+    longest = [spans.stop[spans.row == r].max() - spans.start[spans.row == r].max() for r in set(spans.row)]
+    assert longest == [min(5, n) for n in data.lengths if n > 1]
+
+
+def test_prefixes_hold_the_newest_clicks_before_each_target():
+    data = histories()
+    spans = prefixes(data, 4)
+    found = {(r, t): data.item[a:t].tolist() for r, a, t in zip(spans.row, spans.start, spans.stop, strict=True)}
+    expected = {}
+    for r, row in enumerate(rows(data)):
+        for p in range(1, len(row)):
+            expected[r, data.offsets[r] + p] = row[max(0, p - 4) : p]
+    assert found == expected
+
+
+def test_buckets_hold_every_span_once_and_waste_little():
+    data = histories(rows=3000, longest=50)
+    spans = windows(data, 50)
+    batches = list(bucketed(spans, 32, np.random.default_rng(0)))
+    assert sorted(np.concatenate([b.start for b in batches])) == sorted(spans.start)
+    assert len(batches) == batch_count(spans, 32)
+    real = sum((b.stop - b.start).sum() for b in batches)
+    assert sum(len(b.start) * (b.stop - b.start).max() for b in batches) < 1.1 * real
+    lengths = [int((b.stop - b.start).max()) for b in batches]
+    assert lengths != sorted(lengths)
+
+
+def test_pad_and_unpad_are_inverse():
+    data = histories()
+    clicks = pack(newest(data, 6))
+    x = torch.randn(len(clicks.source), 3)
+    block = clicks.pad(x)
+    assert block.shape == (len(data), 6, 3)
+    assert torch.equal(clicks.unpad(block), x)
+    assert torch.equal(block[3, : clicks.length[3]], x[clicks.row == 3])
+    assert (block[torch.arange(6) >= clicks.length[:, None]] == 0).all()
+    assert torch.equal(x[clicks.last], torch.stack([x[clicks.row == r][-1] for r in range(len(data))]))
+
+
+def test_unclicked_items_are_drawn_uniformly():
+    data = Histories.from_lists([[2, 2, 5], [1, 2, 3, 4, 5, 6], [6, 1], []])
+    draw = Unclicked(data, 6).draw(np.repeat([0, 1, 2, 3], 4000), np.random.default_rng(0)).reshape(4, -1)
+    for row, free in ((0, [1, 3, 4, 6]), (2, [2, 3, 4, 5]), (3, [1, 2, 3, 4, 5, 6])):
+        values, counts = np.unique(draw[row], return_counts=True)
+        assert values.tolist() == free
+        assert (abs(counts / 4000 - 1 / len(free)) < 0.03).all()
+    assert (draw[1] == 0).all()
+
+
+# Both models
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+@pytest.mark.parametrize("features", [True, False])
+def test_encoding_in_a_batch_equals_one_by_one(model_class, features):
+    model = model_class(items(features=features), seed=1, **OPTIONS).eval()
+    data = histories()
+    together = model.encode(data)
+    alone = torch.cat([model.encode(data.take(np.array([r]))) for r in range(len(data))])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_only_the_newest_max_len_clicks_count(model_class):
+    model = model_class(items(), seed=1, **OPTIONS).eval()
+    data = histories(longest=20)
+    assert (data.lengths > 7).any()
+    assert torch.equal(model.encode(data), model.encode(data.last(7)))
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_seed_decides_the_weights_and_leaves_the_global_generator_alone(model_class):
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    one, same, other = (model_class(items(), seed=seed, **OPTIONS).state_dict() for seed in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+    names = [
+        name for name, tensor in one.items() if tensor.is_floating_point() and tensor.std() > 0 and "norm" not in name
+    ]
+    assert len(names) > 5
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert all(not torch.equal(one[name], other[name]) for name in names if "_keys" not in name)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_scores_leave_padding_out(model_class):
+    scores = model_class(items(), seed=0, **OPTIONS).eval().scores(histories())
+    assert scores.shape == (30, 41)
+    assert (scores[:, 0] == -torch.inf).all()
+    assert scores[:, 1:].isfinite().all()
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_an_empty_history_is_refused(model_class):
+    with pytest.raises(ValueError, match="at least one click each, got none in row 1"):
+        model_class(items(), **OPTIONS).encode(Histories.from_lists([[1], [], [2]]))
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_every_parameter_learns(model_class):
+    model = model_class(items(), seed=0, batch=64, **OPTIONS).train()
+    data = histories(rows=200)
+    for batch in model.batches(data, np.random.default_rng(0)):
+        model.loss(batch).backward()
+        model.after_step(batch)
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        (SASRecConfig, {"dim": 10, "heads": 3}, "dim: expected a multiple of heads=3, got 10"),
+        (SASRecConfig, {"loss": "hinge"}, "loss: expected one of softmax, bce, got 'hinge'"),
+        (SASRecConfig, {"dropout": 1.0}, "dropout: expected at least 0 and below 1, got 1.0"),
+        (SASRecConfig, {"blocks": 0}, "blocks: expected at least 1, got 0"),
+        (CLRecConfig, {"negatives": 256}, "negatives: expected at least 257, got 256"),
+        (CLRecConfig, {"temperature": 0.0}, "temperature: expected a finite number above 0, got 0.0"),
+        (CLRecConfig, {"duplicates": "drop"}, "duplicates: expected one of keep, exclude, got 'drop'"),
+        (CLRecConfig, {"time_cuts": (5.0, 1.0)}, "time_cuts: expected rising limits"),
+    ],
+)
+def test_bad_settings_are_refused(config, options, message):
+    with pytest.raises(ValueError, match=message):
+        config(**options)
+
+
+# SASRec
+
+
+def test_sasrec_sees_no_later_click():
+    model = SASRec(items(), seed=2, **OPTIONS).eval()
+    before = Histories.from_lists([[1, 2, 3, 4, 5], [6, 7, 8]])
+    after = Histories.from_lists([[1, 2, 3, 30, 31], [6, 7, 33]])
+    hidden = []
+    for data in (before, after):
+        clicks = pack(newest(data, 7))
+        hidden.append(model(torch.from_numpy(data.item), clicks))
+    same = torch.tensor([True, True, True, False, False, True, True, False])
+    assert torch.equal(hidden[0][same], hidden[1][same])
+    assert (hidden[0][~same] != hidden[1][~same]).any(1).all()
+
+
+def test_sasrec_trains_what_it_serves():
+    """The hidden state of training step t of a window is the encoding of the history up to t."""
+    model = SASRec(items(), seed=2, batch=8, **OPTIONS).eval()
+    data = Histories.from_lists([[1, 2, 3, 4, 5], [6, 7, 8]])
+    (batch,) = model.batches(data, np.random.default_rng(0))
+    hidden = model(batch.item, batch.clicks)
+    served = {tuple(h): model.encode(Histories.from_lists([h]))[0] for h in ([1], [1, 2], [1, 2, 3, 4], [6], [6, 7])}
+    position = batch.clicks.position.tolist()
+    for at, item in enumerate(batch.item.tolist()):
+        history = tuple(range(item - position[at], item + 1))
+        assert batch.target[at] == item + 1
+        if history in served:
+            torch.testing.assert_close(hidden[at], served[history], atol=1e-5, rtol=0)
+    assert len(hidden) == 6
+
+
+def test_sasrec_attention_equals_a_plain_loop():
+    model = SASRec(items(), seed=2, heads=2, **OPTIONS).eval()
+    block = model.blocks[0]
+    clicks = pack(newest(Histories.from_lists([[1, 2, 3], [4]]), 7))
+    x = torch.randn(4, 16)
+    found = block(x, clicks)
+    q, k, v = block.qkv(block.norm_attention(x)).chunk(3, -1)
+    for row, at in ((0, 0), (0, 1), (0, 2), (3, 3)):
+        mixed = []
+        for head in (slice(0, 8), slice(8, 16)):
+            weight = (k[row : at + 1, head] @ q[at, head] / 8**0.5).softmax(0)
+            mixed.append(weight @ v[row : at + 1, head])
+        y = x[at] + block.out(torch.cat(mixed))
+        torch.testing.assert_close(found[at], y + block.feed(block.norm_feed(y)), atol=1e-5, rtol=1e-5)
+
+
+def test_sasrec_softmax_is_cross_entropy_over_the_items():
+    model = SASRec(items(), seed=2, batch=64, **OPTIONS).eval()
+    (batch,) = model.batches(histories(), np.random.default_rng(0))
+    hidden = model(batch.item, batch.clicks)
+    expected = F.cross_entropy(hidden @ model.item.weight[1:].T, batch.target - 1)
+    torch.testing.assert_close(model.loss(batch), expected)
+    model.loss(batch).backward()
+    (grad,) = torch.autograd.grad(expected, model.position.weight)
+    torch.testing.assert_close(model.position.weight.grad, grad, atol=1e-6, rtol=1e-4)
+    assert (model.item.weight.grad[0] == 0).all()
+
+
+def test_sasrec_bce_takes_one_unclicked_item_a_position():
+    model = SASRec(items(), seed=2, loss="bce", batch=64, **OPTIONS).eval()
+    data = histories()
+    clicked = [set(row) for row in rows(data)]
+    (batch,) = model.batches(data, np.random.default_rng(0))
+    hidden, table = model(batch.item, batch.clicks), model.item.weight
+    up = torch.sigmoid((hidden * table[batch.target]).sum(1))
+    down = torch.sigmoid((hidden * table[batch.negative]).sum(1))
+    torch.testing.assert_close(model.loss(batch), -(up.log() + (1 - down).log()).mean())
+    for row in range(len(batch.clicks.length)):
+        here = batch.clicks.row == row
+        user = next(u for u in clicked if set(batch.item[here].tolist()) | set(batch.target[here].tolist()) <= u)
+        assert not user & set(batch.negative[here].tolist())
+
+
+# CLRec
+
+
+def test_clrec_encodes_users_as_the_paper_writes_it():
+    """Appendix B.1.2 and B.2, click by click: MultiAtt, normalised heads, WHA, normalised user."""
+    model = CLRec(items(), seed=3, heads=3, hidden=5, **OPTIONS).eval()
+    data = histories(rows=8, longest=7)
+    found = model.encode(data)
+    mlp, a, cuts = model.attention.mlp, model.aggregate.a, model.config.time_cuts
+    for r in range(len(data)):
+        begin, end = data.offsets[r], data.offsets[r + 1]
+        x = []
+        for p in range(begin, end):
+            gap = data.time[end - 1] - data.time[p]
+            bucket = sum(gap >= cut for cut in cuts)
+            item = model.item(torch.tensor([data.item[p]]))[0]
+            x.append(item + model.position.weight[p - begin] + model.bucket.weight[bucket])
+        x = torch.stack(x)
+        scores = mlp[2](torch.tanh(mlp[0](x)))
+        z = []
+        for head in range(3):
+            weight = scores[:, head].exp() / scores[:, head].exp().sum()
+            pooled = sum(w * click for w, click in zip(weight, x, strict=True))
+            z.append(pooled / pooled.norm())
+        m = sum(z) / 3
+        e = torch.stack([(h @ a @ m).exp() for h in z])
+        user = sum(weight * h for weight, h in zip(e / e.sum(), z, strict=True))
+        torch.testing.assert_close(found[r], user / user.norm(), atol=1e-5, rtol=1e-5)
+
+
+def test_clrec_item_is_id_plus_concatenated_feature_means():
+    table = items()
+    model = CLRec(table, seed=3, dim=17, max_len=7)
+    genre, era = model.item.features
+    assert (genre.embedding_dim, era.embedding_dim) == (9, 8)
+    found = model.item(torch.tensor([1, 2, 4]))
+    for row, item in enumerate((1, 2, 4)):
+        codes = [code for code in table.features["genre"].codes[item] if code]
+        mean = sum(genre.weight[code] for code in codes) / len(codes) if codes else torch.zeros(9)
+        era_row = era.weight[table.features["era"].codes[item, 0]]
+        torch.testing.assert_close(found[row], model.item.id.weight[item] + torch.cat([mean, era_row]))
+    plain = CLRec(items(features=False), seed=3, **OPTIONS)
+    assert torch.equal(plain.item(torch.tensor([5])), plain.item.id.weight[5:6])
+    with pytest.raises(ValueError, match=r"dim: expected at least the number of item features \(2\), got 1"):
+        CLRec(table, dim=1)
+
+
+def test_clrec_positions_count_from_the_earliest_click():
+    model = CLRec(items(), seed=3, **OPTIONS)
+    clicks, _, _ = model._clicks(histories(), newest(Histories.from_lists([[1, 2, 3], [4]]), 7))
+    assert clicks.position.tolist() == [0, 1, 2, 0]
+
+
+def test_clrec_time_buckets_reach_up_to_the_newest_click():
+    model = CLRec(items(), seed=3, time_cuts=(60.0, 3600.0), **OPTIONS)
+    data = Histories.from_lists([[1, 2, 3, 4], [5, 6]], [[0, 3541, 3600, 3600], [7, 67]])
+    _, _, bucket = model._clicks(data, newest(data, 7))
+    assert bucket.tolist() == [2, 0, 0, 0, 1, 0]
+    # In training too, where the target's own time is later: the gap ends at the newest click of the history.
+    spans = prefixes(data, 7)
+    clicks, _, bucket = model._clicks(data, spans)
+    assert [bucket[clicks.row == r].tolist() for r in range(4)] == [[0], [1, 0], [2, 0, 0], [0]]
+    assert CLRec(items(), time_cuts=(), **OPTIONS).bucket is None
+
+
+def test_clrec_history_does_not_depend_on_what_comes_after():
+    model = CLRec(items(), seed=3, **OPTIONS).eval()
+    one = Histories.from_lists([[1, 2, 3, 4]], [[0, 100, 5000, 9000]])
+    two = Histories.from_lists([[1, 2, 9, 9]], [[0, 100, 10**7, 10**8]])
+    users = []
+    for data in (one, two):
+        clicks, item, bucket = model._clicks(data, prefixes(data, 7))
+        users.append(model(item, model.item(torch.arange(41)), bucket, clicks))
+    assert torch.equal(users[0][:2], users[1][:2])
+    assert not torch.equal(users[0][2], users[1][2])
+
+
+@pytest.mark.parametrize("duplicates", ["keep", "exclude"])
+def test_clrec_loss_is_infonce_over_batch_and_queue(duplicates):
+    model = CLRec(items(), seed=3, batch=32, negatives=96, duplicates=duplicates, **OPTIONS).eval()
+    data = histories(rows=40)
+    first, second, *_ = model.batches(data, np.random.default_rng(0))
+    model.loss(first)
+    assert len(model.queue) == 0
+    model.after_step(first)
+    vectors = F.normalize(model.item(first.target), dim=-1)
+    torch.testing.assert_close(model.queue.keys, vectors)
+    assert torch.equal(model.queue.ids, first.target)
+    torch.testing.assert_close(model.queue.keys.norm(dim=1), torch.ones(32))
+
+    clicks, target = second.clicks, second.target
+    assert set(target.tolist()) & set(first.target.tolist())
+    user = model(second.item, model.item(torch.arange(41)), second.bucket, clicks)
+    ids = target if duplicates == "exclude" else None
+    options = {"temperature": 0.07, "in_batch": True, "queue": model.queue, "ids": ids}
+    expected = reference.infonce(user, model.item(target), **options)
+    torch.testing.assert_close(model.loss(second), expected)
+    wrong = reference.infonce(user, model.item(target), **options | {"ids": None if ids is not None else target})
+    assert abs(wrong - expected) > 1e-3
+
+
+def test_clrec_queue_and_batch_make_up_the_negatives():
+    model = CLRec(items())
+    assert isinstance(model.queue, fastcl.NegativeQueue)
+    assert (model.queue.capacity, model.config.batch, model.config.negatives) == (2304, 256, 2560)
+    assert dataclasses.asdict(model.config)["temperature"] == 0.07
+
+
+def test_clrec_scores_are_cosines_over_temperature():
+    model = CLRec(items(), seed=3, **OPTIONS).eval()
+    data = histories()
+    expected = F.cosine_similarity(model.encode(data)[:, None], model.item(torch.arange(41)), dim=-1) / 0.07
+    torch.testing.assert_close(model.scores(data)[:, 1:], expected[:, 1:])
