@@ -160,6 +160,18 @@ def test_losses_agree_with_their_twins(loss: str, private: bool, dtype: torch.dt
             )
 
 
+@pytest.mark.parametrize("loss", [*LOSSES, "triplet"])
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("argument", [0, 1, 2, 3])
+def test_gradcheck_of_each_input(loss: str, private: bool, argument: int) -> None:
+    g = torch.Generator().manual_seed(4)
+    negatives = (3, 4) if loss == "triplet" else (3, 2, 4) if private else (5, 4)
+    values = [torch.randn(shape, generator=g, dtype=F64) for shape in ((3, 4), (3, 4), negatives)]
+    values = [*values, torch.rand(3, generator=g, dtype=F64)]
+    inputs = tuple(v.requires_grad_(i == argument) for i, v in enumerate(values))
+    assert torch.autograd.gradcheck(lambda q, p, k, w: getattr(fastcl, loss)(q, p, k, weight=w), inputs)
+
+
 @pytest.mark.parametrize("learn", [True, False])
 def test_siglip_agrees_with_its_twin(learn: bool) -> None:
     g = torch.Generator().manual_seed(2)
