@@ -20,7 +20,7 @@ from fastcl.recsys.train import fit
 
 EXPECT = (
     "What to expect: SASRec's full softmax fits what was clicked, popularity included, so it leads in recall here.\n"
-    "CLRec's optimum ranks by preference over exposure: it tends to widen what is shown, and pays in recall on logged data."
+    "CLRec's optimum ranks by preference over exposure: it tends to widen what is shown, and pays in recall on logs."
 )
 
 # data set -> how seen items are treated, and per model its epochs and settings
