@@ -1,4 +1,4 @@
-"""fastcl: contrastive losses that cost no more than the matrix products inside them.
+"""fastcl: fused contrastive losses that never store the logits.
 
 `import fastcl` gives the losses, the op under them and the negative queue, and needs torch alone; the recommenders live
 in `fastcl.recsys` and are imported only when asked for.

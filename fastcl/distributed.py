@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 
 from fastcl import ops
 from fastcl.fallback import compute_dtype
@@ -37,9 +37,11 @@ class _Gather(Function):
         return torch.cat([block[:size] for block, size in zip(blocks, sizes, strict=True)])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         """The owner's rows of the sum over ranks, added in at least float32."""
+        if torch.is_grad_enabled():
+            # Not once_differentiable: second derivatives then came out wrong without a word.
+            raise RuntimeError("fastcl.distributed.gather: double backward (create_graph=True) is not supported")
         longest, own = max(ctx.sizes), ctx.sizes[dist.get_rank(ctx.group)]
         blocks = [padded(block, longest) for block in grad.to(compute_dtype(grad)).split(ctx.sizes)]
         total = torch.empty_like(blocks[0])

@@ -16,8 +16,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastcl.reference_pairwise import bpr, jensen_shannon, negative_sampling, siglip, softplus_sum, triplet  # noqa: F401
-from fastcl.reference_views import alignment, linear_cross_entropy, nt_xent, supcon, uniformity  # noqa: F401
+from fastcl.reference_pairwise import bpr, jensen_shannon, negative_sampling, siglip, softplus_sum, triplet
+from fastcl.reference_views import alignment, linear_cross_entropy, nt_xent, supcon, uniformity
+
+__all__ = [
+    "alignment",
+    "bpr",
+    "contrast",
+    "dcl",
+    "dclw",
+    "debiased_infonce",
+    "infonce",
+    "infonce_plus",
+    "jensen_shannon",
+    "linear_cross_entropy",
+    "mine",
+    "mine_plus",
+    "negative_sampling",
+    "nt_xent",
+    "sampled_softmax",
+    "siglip",
+    "softplus_sum",
+    "supcon",
+    "triplet",
+    "uniformity",
+]
 
 _NEVER = -math.inf
 

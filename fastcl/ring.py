@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 
 from fastcl import ops
 from fastcl.fallback import _weights
@@ -89,11 +89,14 @@ class RingLse(Function):
                 mean_key = _weights(lse[:, None], total) * mean_key + _weights(part[:, None], total) * mean
             lse = total
         ctx.save_for_backward(query, key, scale, bias, ids, lse, mean_key)
-        return lse  # type: ignore[return-value]
+        assert lse is not None
+        return lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            # Not once_differentiable: second derivatives then came out wrong without a word.
+            raise RuntimeError("fastcl.distributed.ring: double backward (create_graph=True) is not supported")
         query, key, scale, bias, ids, lse, mean_key = ctx.saved_tensors
         need_query, need_key, need_scale, need_bias = ctx.needs_input_grad[:4]
         grad = grad.contiguous()
@@ -119,7 +122,8 @@ class RingLse(Function):
                 moved = _pass_on([*block, *sums], ctx.group)
                 block, sums = moved[: len(block)], moved[len(block) :]
         if need_scale:
-            d_scale = (d_scale.sum() if scale.dim() == 0 else d_scale).to(scale.dtype)  # type: ignore[union-attr]
+            assert d_scale is not None
+            d_scale = (d_scale.sum() if scale.dim() == 0 else d_scale).to(scale.dtype)
         return (
             d_query if need_query else None,
             sums[0][: len(key)].to(key.dtype) if need_key else None,

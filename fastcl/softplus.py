@@ -54,7 +54,9 @@ def _chunked_forward(query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, 
             sum_key.append(weight @ key.to(dtype))
             sum_weight.append(weight.sum(1))
     none = query.new_empty(0, dtype=dtype)
-    return torch.cat(total), *(torch.cat(x) if row_grad else none.clone() for x in (sum_key, sum_weight))  # type: ignore[return-value]
+    if not row_grad:
+        return torch.cat(total), none, none.clone()
+    return torch.cat(total), torch.cat(sum_key), torch.cat(sum_weight)
 
 
 @fallback.no_autocast

@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ import ranks
 import torch
 import torch.distributed as dist
 from ranks import FORMS, D
+from torch import Tensor
 
 import fastcl
 from fastcl import distributed
@@ -95,10 +96,19 @@ def test_refused_by_one_form() -> None:
 
 
 @pytest.mark.usefixtures("_only_rank")
-def test_double_backward_is_refused() -> None:
-    for form in FORMS.values():
-        query = torch.eye(D).requires_grad_()
-        key = (2 * torch.eye(D)).requires_grad_()
-        (grad,) = torch.autograd.grad(form(fastcl.infonce)(query, key, normalize=False), key, create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
-            grad.sum().backward()
+@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("loss", [fastcl.infonce, fastcl.dcl])
+@pytest.mark.parametrize("learns", ["query", "key", "both"])
+def test_double_backward_is_never_silently_wrong(form: str, loss: Callable[..., Tensor], learns: str) -> None:
+    # Also with dcl, whose mean sends back a constant: nothing in that tells that it will be differentiated again.
+    query = torch.eye(D).requires_grad_(learns != "key")
+    key = (2 * torch.eye(D)).requires_grad_(learns != "query")
+    inputs = [t for t in (query, key) if t.requires_grad]
+    if form == "gathered" and learns == "query":
+        # Gathered keys that do not learn have no backward pass; the op itself cannot differentiate frozen keys twice.
+        (first,) = torch.autograd.grad(FORMS[form](loss)(query, key, normalize=False), inputs, create_graph=True)
+        with pytest.raises(RuntimeError, match="pass a key that requires grad"):
+            torch.autograd.grad((first**2).sum(), inputs)
+        return
+    with pytest.raises(RuntimeError, match="double backward"):
+        torch.autograd.grad(FORMS[form](loss)(query, key, normalize=False), inputs, create_graph=True)

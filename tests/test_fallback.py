@@ -19,7 +19,10 @@ NONE = torch.empty(0)
 
 def problem(n: int, m: int, d: int, dtype: torch.dtype, options: str) -> list[Tensor | float]:
     g = torch.Generator().manual_seed(n * 1000 + m)
-    draw = lambda *shape: torch.randn(*shape, generator=g).to(dtype)  # noqa: E731
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g).to(dtype)
+
     scale = {"rows": torch.rand(n, generator=g) * 3, "tensor": torch.tensor(2.5)}.get(options, NONE)
     bias = torch.randn(m, generator=g).masked_fill(torch.rand(m, generator=g) < 0.2, -torch.inf)
     ids = options in ("rows", "tensor")

@@ -105,7 +105,10 @@ def test_double_backward_with_frozen_keys_is_refused() -> None:
 def test_an_offset_made_from_the_query_is_counted_once() -> None:
     # As in bpr: with create_graph the gradient must be the same as without.
     query, key = torch.randn(3, 2, dtype=F64, requires_grad=True), torch.randn(4, 2, dtype=F64, requires_grad=True)
-    loss = lambda: fastcl.bpr(query, key[:3], key)  # noqa: E731
+
+    def loss() -> Tensor:
+        return fastcl.bpr(query, key[:3], key)
+
     plain = torch.autograd.grad(loss(), [query, key])
     torch.testing.assert_close(torch.autograd.grad(loss(), [query, key], create_graph=True), plain)
     torch.testing.assert_close(torch.autograd.grad(reference.bpr(query, key[:3], key), [query, key]), plain)
@@ -209,7 +212,10 @@ def test_weights_and_modules() -> None:
 def test_hand_computed() -> None:
     query, positive = torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 0.0]])
     negatives = torch.tensor([[0.0, 1.0], [3.0, 0.0]])  # logits: positive 2, negatives 2 and 3
-    soft = lambda x: math.log1p(math.exp(x))  # noqa: E731
+
+    def soft(x: float) -> float:
+        return math.log1p(math.exp(x))
+
     assert fastcl.bpr(query, positive, negatives).item() == pytest.approx(soft(0) + soft(1), rel=1e-6)
     assert fastcl.negative_sampling(query, positive, negatives).item() == pytest.approx(
         soft(-2) + soft(2) + soft(3), rel=1e-6

@@ -1,7 +1,7 @@
-"""The command line as a user meets it: train, evaluate and recommend on a file, and one clear line for every mistake.
-"""
+"""The command line as a user meets it: train, evaluate, recommend, and one clear line for every mistake."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +121,25 @@ def test_a_run_is_not_overwritten_by_accident(table: Path, tmp_path: Path, capsy
     assert (run / "model.safetensors").read_bytes() == before
     assert call(*train, "--seed", "1", "--force") == 0
     assert (run / "model.safetensors").read_bytes() != before
+
+
+def test_data_of_another_run_is_refused(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, other = tmp_path / "run", tmp_path / "other.csv"
+    assert call("train", table, "--model", "sasrec", "--epochs", "1", *COLUMNS, *SMALL, "-o", run) == 0
+    other.write_text(table.read_text().replace(",i7,", ",elsewhere,"))
+    capsys.readouterr()
+    assert call("evaluate", run, "--data", other) == 2
+    assert "expected the 30 items of the run" in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_named_before_data_is_read(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("safetensors", "safetensors.torch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert call("train", table, "--model", "sasrec", *COLUMNS, *SMALL, "-o", tmp_path / "run") == 2
+    assert "pip install 'fastcl[recsys]'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from fastcl.recsys.recommend import rank
 from fastcl.recsys.train import fit
 
 EXPECT = (
-    "What to expect: SASRec's full softmax fits what was clicked, popularity included, so it leads in recall here.\n"
+    "What to expect: SASRec's full softmax fits what was clicked, popularity too: expect more recall than CLRec's.\n"
     "CLRec's optimum ranks by preference over exposure: it tends to widen what is shown, and pays in recall on logs."
 )
 
