@@ -1,0 +1,8 @@
+"""The commands of the command line, one file each: `add(commands)` declares the options, `run(args)` does the work.
+
+A command parses, calls the Python function of the same name and prints; what can be done is in fastcl.recsys.
+"""
+
+from fastcl.recsys.commands import demo, evaluate, info, recommend, train
+
+COMMANDS = (demo, train, evaluate, recommend, info)
