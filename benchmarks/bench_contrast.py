@@ -1,155 +1,182 @@
-"""Is the fused loss faster than what one would write? InfoNCE forward and backward at the shapes of real models.
+"""Is the fused loss faster than what one would write? Every shape of cases.py, forward and forward+backward.
 
-    python -m benchmarks.bench_contrast [--repeats 15] [--threads 2] [--shapes clrec,moco] [--json
-    benchmarks/results/contrast-cpu.json]
+    python -m benchmarks.bench_contrast [--only clrec,moco] [--against products,reference] [--passes both]
+        [--threads 1,2] [--repeats 15] [--output benchmarks/results/contrast-cpu]
 
-Compared in one run, in turn: `fastcl.infonce`; eager PyTorch in its leanest form (one matrix product and cross_entropy,
-no copies); the same through torch.compile; and the bare matrix products (torch.mm into preallocated outputs), the floor
-of any implementation
-that computes each product once: one forward, three with backward, two where the keys are frozen.
+Compared in one process, in turn; a figure is the median of the ratios of neighbours in time. Columns:
+    / products      our time over that of the bare matrix products (torch.mm into preallocated outputs): 1 forward, 3
+                    with backward, 2 where the keys are frozen
+    / plain         16-bit rows, ids or bias only: our time over our own in float32 without ids and bias
+    reference /     that of `fastcl.reference`, the textbook form, over ours; compile /: the same through torch.compile
+    lean /          the leanest eager form by hand (one matrix product and cross_entropy, no copies); lean compile /:
+                    the same through torch.compile
+    others          see peers.py: their time over ours for the same loss, with rows normalised where they do so
+A bound stands in brackets behind its figure. "-": not the same loss, or out of that package's reach. With --output,
+JSON (`.json`) and the table (`.md`) are written.
 """
 
 import argparse
-from collections.abc import Callable
+import functools
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-import fastcl
-from benchmarks.common import alternate, machine, markdown, median_ratio, write_json
+from benchmarks.cases import CASES, Case, Inputs, fused, inputs, lean, textbook
+from benchmarks.common import (
+    all_thread_counts,
+    alternate,
+    chosen,
+    machine,
+    median_ratio,
+    products,
+    report,
+    step,
+    thread_counts,
+    write_json,
+    write_text,
+)
+from benchmarks.peers import PEERS, Loss, missing
 
-TEMPERATURE = 0.07
-
-
-class Shape(NamedTuple):
-    """N x M x D; `kind`: batch (keys are the batch's own), table (keys are all items), shared or frozen (negatives)."""
-
-    n: int
-    m: int
-    d: int
-    kind: str
-    what: str
-
-
-SHAPES = {
-    "clrec": Shape(256, 2560, 64, "shared", "CLRec, negatives that learn"),
-    "moco": Shape(256, 65536, 128, "frozen", "MoCo, frozen queue"),
-    "batch": Shape(4096, 4096, 128, "batch", "in-batch"),
-    "beauty": Shape(2048, 12101, 64, "table", "full softmax, Beauty"),
-    "wide": Shape(4096, 4096, 512, "batch", "in-batch, wide"),
-    "small": Shape(32, 1024, 64, "shared", "small"),
-    "tiny": Shape(8, 64, 32, "shared", "tiny"),
-}
+OVER = ("products", "plain")  # ours / theirs, to be at most the bound; the others are theirs / ours, to be at least it
+BY_HAND: dict[str, Loss] = {"reference": textbook, "lean": lean}
+COMPILED: dict[str, Loss] = {"compile": textbook, "lean compile": lean}
+COLUMNS = [*OVER, *BY_HAND, *COMPILED, *PEERS]
+PASSES = {"forward": False, "both": True}
 
 
-def inputs(shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """query [N, D], keys [M, D], target [N] (the positive's column, if it has one), positive [N, D]; length 1."""
-    torch.manual_seed(0)
-    query = F.normalize(torch.randn(shape.n, shape.d), dim=1).requires_grad_()
-    keys = F.normalize(torch.randn(shape.m, shape.d), dim=1).requires_grad_(shape.kind != "frozen")
-    target = torch.arange(shape.n) if shape.kind == "batch" else torch.randint(shape.m, (shape.n,))
-    positive = F.normalize(torch.randn(shape.n, shape.d), dim=1)
-    return query, keys, target, positive
+def bound(case: Case, column: str, backward: bool) -> float | None:
+    """The target of a figure, or None. Forward alone: at most 0.9 of one product up to 128 features."""
+    if column == "products" and column in case.targets and not backward and case.d <= 128:
+        return 0.9
+    return case.targets.get(column)
 
 
-def ours(shape: Shape, query: Tensor, keys: Tensor, target: Tensor, positive: Tensor) -> Tensor:
-    if shape.kind == "batch":
-        return fastcl.infonce(query, keys, temperature=TEMPERATURE, normalize=False)
-    if shape.kind == "table":
-        ids = torch.arange(shape.m)
-        return fastcl.infonce(
-            query, keys[target], keys, temperature=TEMPERATURE, normalize=False, ids=target, negative_ids=ids
-        )
-    return fastcl.infonce(query, positive, keys, temperature=TEMPERATURE, normalize=False)
+def bare_products(case: Case, x: Inputs, backward: bool) -> Callable[[], None]:
+    if case.kind in ("views", "dcl"):
+        z = torch.cat([x.query, x.positive])
+        return products(z, [(z, True)], backward)
+    own = [(x.positive, True)] if case.kind == "queue" else []
+    return products(x.query, [*own, (x.keys, x.keys.requires_grad)], backward)
 
 
-def eager(shape: Shape, query: Tensor, keys: Tensor, target: Tensor, positive: Tensor) -> Tensor:
-    logits = query @ keys.T / TEMPERATURE
-    if shape.kind in ("batch", "table"):
-        return F.cross_entropy(logits, target)
-    pos = (query * positive).sum(1) / TEMPERATURE
-    return (torch.logaddexp(torch.logsumexp(logits, 1), pos) - pos).mean()
+def candidates(case: Case, columns: Sequence[str], backward: bool) -> dict[str, Callable[[], None]]:
+    """What runs in turn: ours, and for each column the other; ours against a peer that normalises under `ours NAME`."""
 
-
-def products(shape: Shape, query: Tensor, keys: Tensor, backward: bool) -> Callable[[], None]:
-    q, k = query.detach(), keys.detach()
-    s, dq, dk = torch.empty(shape.n, shape.m), torch.empty_like(q), torch.empty_like(k)
-
-    def run() -> None:
-        torch.mm(q, k.T, out=s)
-        if backward:
-            torch.mm(s, k, out=dq)
-            if keys.requires_grad:
-                torch.mm(s.T, q, out=dk)
-
-    return run
-
-
-def candidates(shape: Shape, backward: bool) -> dict[str, Callable[[], None]]:
-    query, keys, target, positive = inputs(shape)
-
-    def timed(loss: Callable[..., Tensor]) -> Callable[[], None]:
-        def run() -> None:
-            query.grad = keys.grad = None
-            if backward:
-                loss(shape, query, keys, target, positive).backward()
-            else:
-                with torch.no_grad():
-                    loss(shape, query, keys, target, positive)
-
-        return run
+    def timed(loss: Loss, of: Case, x: Inputs) -> Callable[[], None]:
+        return step(functools.partial(loss, of, x), [t for t in x[:3] if t.requires_grad], backward)
 
     torch._dynamo.reset()
-    compiled = torch.compile(eager)
-    return {
-        "fastcl": timed(ours),
-        "eager": timed(eager),
-        "compile": timed(compiled),
-        "products": products(shape, query, keys, backward),
+    x = inputs(case)
+    found = {"fastcl": timed(fused, case, x)}
+    for column in columns:
+        if column == "products":
+            found[column] = bare_products(case, x, backward)
+        elif column == "plain" and case != case.plain:
+            found[column] = timed(fused, case.plain, inputs(case.plain))
+        elif column in BY_HAND:
+            found[column] = timed(BY_HAND[column], case, x)
+        elif column in COMPILED:
+            found[column] = timed(torch.compile(COMPILED[column]), case, x)
+        elif column in PEERS and PEERS[column].suits(case) and missing(column) is None:
+            found[column] = timed(PEERS[column].loss, case, x)
+            if PEERS[column].ours is not fused:
+                found[f"ours {column}"] = timed(PEERS[column].ours, case, x)
+    return found
+
+
+def figures(
+    case: Case, columns: Sequence[str], seconds: Mapping[str, Sequence[float]], backward: bool
+) -> dict[str, Any]:
+    """Column -> ratio, None (not compared) or why it cannot be; and what is met."""
+    ratios: dict[str, Any] = {}
+    failed = []
+    for column in columns:
+        if column not in seconds:
+            ratios[column] = missing(column) if column in PEERS and PEERS[column].suits(case) else None
+            continue
+        ours = f"ours {column}" if f"ours {column}" in seconds else "fastcl"
+        pair = (ours, column) if column in OVER else (column, ours)
+        ratios[column] = median_ratio(seconds, *pair)
+        limit = bound(case, column, backward)
+        if limit is not None and (ratios[column] > limit if column in OVER else ratios[column] < limit):
+            failed.append(column)
+    compared = [column for column in columns if column in seconds and bound(case, column, backward) is not None]
+    met = f"not met: {', '.join(failed)}" if failed else "met" if compared else None
+    return {"ratios": ratios, "met": met}
+
+
+def shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the JSON as a row of the table."""
+    case = CASES[row["case"]]
+    cells: dict[str, Any] = {
+        "case": row["case"],
+        "N x M x D": f"{case.n:,} x {case.m:,} x {case.d:,}",
+        "threads": row["threads"],
+        "pass": row["pass"],
+        "fastcl ms": row["ms"],
     }
+    for column, ratio in row["ratios"].items():
+        limit = row["bounds"][column]
+        sign = "<=" if column in OVER else ">="
+        cell = f"{ratio:.2f} ({sign} {limit:.2g})" if isinstance(ratio, float) and limit is not None else ratio
+        cells[f"/ {column}" if column in OVER else f"{column} /"] = cell
+    return cells | {"target": row["met"]}
+
+
+def losing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where anything but the bare products is faster than ours."""
+    return [
+        f"{row['case']}, {row['threads']} threads, {row['pass']}: {column} takes {ratio:.2f} of our time"
+        for row in rows
+        for column, ratio in row["ratios"].items()
+        if isinstance(ratio, float) and column not in OVER and ratio < 1
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(CASES), help="cases, separated by commas")
+    parser.add_argument("--against", default=",".join(COLUMNS), help="columns, separated by commas")
+    parser.add_argument("--passes", default=",".join(PASSES), help="forward, both or forward,both")
+    parser.add_argument("--threads", type=thread_counts, default=all_thread_counts()[:2])
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--shapes", default=",".join(SHAPES))
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--output", type=Path, help="path without suffix")
     args = parser.parse_args()
-    unknown = set(args.shapes.split(",")) - set(SHAPES)
-    if unknown:
-        parser.error(f"--shapes: expected some of {', '.join(SHAPES)}, got {', '.join(sorted(unknown))}")
-    torch.set_num_threads(args.threads)
+    names = chosen(args.only, "--only", CASES, parser)
+    columns = chosen(args.against, "--against", COLUMNS, parser)
+    passes = chosen(args.passes, "--passes", PASSES, parser)
 
-    rows = []
-    for name in args.shapes.split(","):
-        shape = SHAPES[name]
-        for backward in (False, True):
-            seconds = alternate(candidates(shape, backward), args.repeats)
-            rows.append(
-                {
-                    "N x M x D": f"{shape.n:,} x {shape.m:,} x {shape.d:,}",
-                    "what": shape.what,
-                    "pass": "forward+backward" if backward else "forward",
-                    "fastcl ms": sorted(seconds["fastcl"])[args.repeats // 2] * 1e3,
-                    "/ products": median_ratio(seconds, "fastcl", "products"),
-                    "eager /": median_ratio(seconds, "eager", "fastcl"),
-                    "compile /": median_ratio(seconds, "compile", "fastcl"),
-                }
-            )
-            print(".", end="", flush=True)
+    rows: list[dict[str, Any]] = []
+    for threads in args.threads:
+        torch.set_num_threads(threads)
+        for name in names:
+            case = CASES[name]
+            for which in passes:
+                backward = PASSES[which]
+                seconds = alternate(candidates(case, columns, backward), args.repeats)
+                rows.append(
+                    {
+                        "case": name,
+                        "shape": [case.n, case.m, case.d],
+                        "what": case.what,
+                        "threads": threads,
+                        "pass": "forward+backward" if backward else "forward",
+                        "ms": statistics.median(seconds["fastcl"]) * 1e3,
+                        "bounds": {column: bound(case, column, backward) for column in columns},
+                        **figures(case, columns, seconds, backward),
+                    }
+                )
+                print(".", end="", flush=True)
     print()
-    facts = machine()
-    print(
-        ", ".join(f"{key} {value}" for key, value in facts.items()),
-        f"- medians of {args.repeats} alternating repetitions\n",
-    )
-    print(markdown(rows))
-    if args.json:
-        write_json(args.json, {"machine": facts, "repeats": args.repeats, "rows": rows})
+    page = report([shown(row) for row in rows], f"medians of {args.repeats} alternating repetitions")
+    page += "\nSlower than a peer:\n\n" + "".join(f"- {line}\n" for line in losing(rows) or ["nowhere"])
+    print(page)
+    if args.output:
+        write_json(args.output.with_suffix(".json"), {"machine": machine(), "repeats": args.repeats, "rows": rows})
+        write_text(args.output.with_suffix(".md"), page)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,24 @@
-"""What every benchmark shares: alternating timings, medians of ratios, the machine, tables. Measures nothing itself."""
+"""What every benchmark shares: alternating timings, medians of ratios, the machine, options, tables. Measures nothing.
 
+Nothing in here knows a loss; the shapes and losses are in cases.py.
+"""
+
+import argparse
 import json
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 import fastcl
+
+RESULTS = Path(__file__).parent / "results"
 
 
 def alternate(candidates: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
@@ -38,8 +47,44 @@ def median_ratio(seconds: Mapping[str, Sequence[float]], over: str, under: str) 
     return statistics.median(a / b for a, b in zip(seconds[over], seconds[under], strict=True))
 
 
+def step(loss: Callable[[], Tensor], learns: Sequence[Tensor], backward: bool) -> Callable[[], None]:
+    """One timed call: the loss alone under no_grad, or with its backward pass into fresh gradients of `learns`."""
+
+    def run() -> None:
+        if not backward:
+            with torch.no_grad():
+                loss()
+            return
+        for x in learns:
+            x.grad = None
+        loss().backward()
+
+    return run
+
+
+def products(query: Tensor, blocks: Sequence[tuple[Tensor, bool]], backward: bool) -> Callable[[], None]:
+    """The floor: the bare matrix products of query [N, D] with blocks (keys [M, D], whether they learn), preallocated.
+
+    One product a block forward; with backward one more for the query's gradient and, where the block learns, one for
+    its own.
+    """
+    q = query.detach()
+    dq = torch.empty_like(q)
+    work = [(k.detach(), torch.empty(len(q), len(k), dtype=q.dtype), torch.empty_like(k), own) for k, own in blocks]
+
+    def run() -> None:
+        for k, s, dk, own in work:
+            torch.mm(q, k.T, out=s)
+            if backward:
+                torch.mm(s, k, out=dq)
+                if own:
+                    torch.mm(s.T, q, out=dk)
+
+    return run
+
+
 def machine() -> dict[str, Any]:
-    """What a figure must be read with: processor, instruction set, threads, versions."""
+    """What a figure must be read with: processor, instruction set, versions."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -48,11 +93,30 @@ def machine() -> dict[str, Any]:
         ]
         model = lines[0] if lines else model
     facts = fastcl.config()
-    return {
-        "processor": model,
-        "cores": os.cpu_count(),
-        **{key: facts[key] for key in ("isa", "threads", "torch", "version")},
-    }
+    return {"processor": model, "cores": os.cpu_count(), **{key: facts[key] for key in ("isa", "torch", "version")}}
+
+
+def thread_counts(text: str) -> list[int]:
+    """`1,2` as numbers, for argparse."""
+    counts = [int(part) for part in text.split(",")]
+    if min(counts) < 1:
+        raise ValueError(text)
+    return counts
+
+
+def all_thread_counts() -> list[int]:
+    """1, 2, 4 ... and the number of cores."""
+    cores = os.cpu_count() or 1
+    return sorted({1, cores} | {2**i for i in range(1, 8) if 2**i < cores})
+
+
+def chosen(text: str, option: str, choices: Iterable[str], parser: argparse.ArgumentParser) -> list[str]:
+    """The comma-separated names of an option, each one of `choices`."""
+    names = [name for name in text.split(",") if name]
+    unknown = [name for name in names if name not in choices]
+    if unknown:
+        parser.error(f"{option}: expected some of {', '.join(choices)}, got {', '.join(unknown)}")
+    return names
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -65,9 +129,19 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def write_json(path: Path, content: Any) -> None:
+def report(rows: Sequence[Mapping[str, Any]], note: str) -> str:
+    """The machine, a line on how it was measured, and the table: what a results page holds."""
+    facts = ", ".join(f"{key} {value}" for key, value in machine().items())
+    return f"{facts}; {note}\n\n{markdown(rows)}\n"
+
+
+def write_text(path: Path, content: str) -> None:
     """Written whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(path.suffix + ".part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
+    part.write_text(content)
     part.replace(path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, indent=1) + "\n")

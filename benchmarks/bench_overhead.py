@@ -1,0 +1,101 @@
+"""What does a call cost before it computes anything? Microseconds at 8 x 16 x 16, where the arithmetic takes under one.
+
+    python -m benchmarks.bench_overhead [--threads 1,2] [--repeats 15] [--output benchmarks/results/overhead]
+
+`fastcl.contrast` has bounds in microseconds, `fastcl.infonce` one over the eager loss: normalised, 16 shared negatives.
+Eager is written by hand in its leanest form; `fastcl.reference`, the textbook form, stands beside it.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fastcl
+from benchmarks.common import (
+    all_thread_counts,
+    alternate,
+    machine,
+    median_ratio,
+    report,
+    step,
+    thread_counts,
+    write_json,
+    write_text,
+)
+from fastcl import reference
+
+N, M, D, TEMPERATURE = 8, 16, 16, 0.1
+MICROSECONDS = {"forward": 10.0, "forward+backward": 45.0}
+OF_EAGER = 0.7
+
+
+def eager(query: Tensor, positive: Tensor, keys: Tensor) -> Tensor:
+    query, positive, keys = F.normalize(query, dim=1), F.normalize(positive, dim=1), F.normalize(keys, dim=1)
+    logits = query @ keys.T / TEMPERATURE
+    pos = (query * positive).sum(1) / TEMPERATURE
+    return (torch.logaddexp(torch.logsumexp(logits, 1), pos) - pos).mean()
+
+
+def candidates(backward: bool) -> dict[str, Callable[[], None]]:
+    torch.manual_seed(0)
+    rows = [torch.randn(count, D).requires_grad_() for count in (N, N, M)]
+    query, positive, keys = rows
+
+    def contrast() -> Tensor:
+        pos, lse = fastcl.contrast(query, keys, positive, scale=1 / TEMPERATURE)
+        # The lightest loss there is, so that the op is what is timed; without backward the op alone is.
+        return torch.dot(lse, pos) if backward and pos is not None else lse
+
+    return {
+        "contrast": step(contrast, rows, backward),
+        "infonce": step(lambda: fastcl.infonce(query, positive, keys, TEMPERATURE), rows, backward),
+        "eager": step(lambda: eager(query, positive, keys), rows, backward),
+        "reference": step(lambda: reference.infonce(query, positive, keys, TEMPERATURE), rows, backward),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=thread_counts, default=all_thread_counts()[:2])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--output", type=Path, help="path without suffix")
+    args = parser.parse_args()
+
+    rows = []
+    for threads in args.threads:
+        torch.set_num_threads(threads)
+        for which, limit in MICROSECONDS.items():
+            seconds = alternate(candidates(which != "forward"), args.repeats)
+            us = {name: statistics.median(values) * 1e6 for name, values in seconds.items()}
+            share = median_ratio(seconds, "infonce", "eager")
+            failed = [
+                name for name, bad in (("contrast", us["contrast"] > limit), ("infonce", share > OF_EAGER)) if bad
+            ]
+            rows.append(
+                {
+                    "threads": threads,
+                    "pass": which,
+                    "contrast us": us["contrast"],
+                    "at most": limit,
+                    "infonce us": us["infonce"],
+                    "eager us": us["eager"],
+                    "infonce / eager": share,
+                    "at most ": OF_EAGER,
+                    "infonce / reference": median_ratio(seconds, "infonce", "reference"),
+                    "target": f"not met: {', '.join(failed)}" if failed else "met",
+                }
+            )
+    page = report(rows, f"{N} x {M} x {D}, medians of {args.repeats} alternating repetitions")
+    print(page)
+    if args.output:
+        write_json(args.output.with_suffix(".json"), {"machine": machine(), "repeats": args.repeats, "rows": rows})
+        write_text(args.output.with_suffix(".md"), page)
+
+
+if __name__ == "__main__":
+    main()

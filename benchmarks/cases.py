@@ -1,0 +1,161 @@
+"""What the benchmarks measure: shapes of real models with their targets, and the loss at each in fastcl and by hand.
+
+Timing is in common.py, other packages are in peers.py. A case builds its inputs, all rows of length 1, from seed 0.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fastcl
+from fastcl import reference
+
+TEMPERATURE = 0.07
+
+
+class Inputs(NamedTuple):
+    """Everything a loss of any kind reads; what a kind does not use is there all the same."""
+
+    query: Tensor  # [N, D]; kinds views and dcl: the first view, [N / 2, D]
+    positive: Tensor  # like query
+    keys: Tensor  # [M, D]
+    target: Tensor  # [N]: the positive's column where it has one, else its id
+    key_ids: Tensor  # [M]
+    log_q: Tensor  # [M]
+    queue: fastcl.NegativeQueue  # holds `keys`, where the kind is queue
+
+
+@dataclass(frozen=True)
+class Case:
+    """N x M x D of one kind of loss, and the ratios that are to be reached.
+
+    kind: batch (the keys are the other rows' positives), table (all items, the positive among them), shared (negatives
+    that learn), frozen (negatives without gradient), queue (batch and frozen ones), views (NT-Xent over N / 2 pairs),
+    dcl (the same decoupled). `targets`: column -> bound; see bench_contrast.py for the columns.
+    """
+
+    n: int
+    m: int
+    d: int
+    kind: str
+    what: str
+    dtype: torch.dtype = torch.float32
+    ids: bool = False
+    bias: bool = False
+    targets: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def plain(self) -> "Case":
+        """The same in float32, without ids and without bias."""
+        return replace(self, dtype=torch.float32, ids=False, bias=False)
+
+
+def targets(products: float, reference: float, compiled: float) -> dict[str, float]:
+    return {"products": products, "reference": reference, "compile": compiled}
+
+
+SMALL = {"reference": 1.5, "compile": 1.0}
+CASES = {
+    "clrec": Case(256, 2560, 64, "shared", "CLRec, negatives that learn", targets=targets(1.0, 2.5, 1.7)),
+    "clrec-queue": Case(256, 2560, 64, "queue", "CLRec, batch + frozen queue", targets=targets(1.0, 2.5, 1.7)),
+    "moco": Case(256, 65536, 128, "frozen", "MoCo, frozen queue", targets=targets(1.0, 4.0, 1.6)),
+    "batch": Case(4096, 4096, 128, "batch", "in-batch", targets=targets(0.6, 4.0, 2.5)),
+    "ntxent": Case(8192, 8192, 128, "views", "NT-Xent", targets=targets(0.6, 4.0, 2.5)),
+    "beauty": Case(2048, 12101, 64, "table", "full softmax, Beauty", targets=targets(0.6, 6.0, 2.5)),
+    "items": Case(4096, 54542, 64, "table", "full softmax", targets=targets(0.6, 6.0, 2.5)),
+    "wide": Case(4096, 4096, 512, "batch", "in-batch, wide", targets=targets(1.1, 1.5, 1.05)),
+    "small": Case(32, 1024, 64, "shared", "small", targets=SMALL),
+    "tiny": Case(8, 64, 32, "shared", "tiny", targets=SMALL),
+    "ntxent-small": Case(256, 256, 128, "views", "NT-Xent, small", targets=SMALL),
+    "dcl": Case(4096, 4096, 128, "dcl", "DCL over two views"),
+    "bf16": Case(4096, 4096, 128, "batch", "in-batch, bfloat16", dtype=torch.bfloat16, targets={"plain": 1 / 1.5}),
+    "fp16": Case(4096, 4096, 128, "batch", "in-batch, float16", dtype=torch.float16, targets={"plain": 1.0}),
+    "bf16-64": Case(2048, 12101, 64, "table", "table, bfloat16", dtype=torch.bfloat16, targets={"plain": 1 / 1.5}),
+    "fp16-64": Case(2048, 12101, 64, "table", "table, float16", dtype=torch.float16, targets={"plain": 1.0}),
+    "ids": Case(4096, 4096, 64, "shared", "exclusion by ids", ids=True, targets={"plain": 1.1}),
+    "bias": Case(4096, 4096, 64, "shared", "log q of each key", bias=True, targets={"plain": 1.1}),
+}
+
+
+def inputs(case: Case) -> Inputs:
+    torch.manual_seed(0)
+    views = case.kind in ("views", "dcl")
+
+    def rows(count: int, learn: bool) -> Tensor:
+        return F.normalize(torch.randn(count, case.d), dim=1).to(case.dtype).requires_grad_(learn)
+
+    n = case.n // 2 if views else case.n
+    query = rows(n, True)
+    positive = rows(n, views or case.kind in ("shared", "queue"))
+    keys = rows(0 if views else case.m, case.kind in ("batch", "table", "shared"))
+    target = torch.arange(n) if case.kind == "batch" else torch.randint(case.m, (n,))
+    key_ids = torch.arange(case.m)
+    queue = fastcl.NegativeQueue(case.m, case.d, case.dtype)
+    if case.kind == "queue":
+        queue.push(keys)
+    return Inputs(query, positive, keys, target, key_ids, torch.rand(case.m).log(), queue)
+
+
+def loss_of(library: Any, case: Case, x: Inputs, normalize: bool = False) -> Tensor:
+    """The mean loss of a case by `library`: fastcl, or fastcl.reference, its textbook twin of the same signatures."""
+    infonce = library.infonce
+    if case.kind == "views":
+        return library.nt_xent(x.query, x.positive, TEMPERATURE)
+    if case.kind == "dcl":
+        both, partner = torch.cat([x.query, x.positive]), torch.cat([x.positive, x.query])
+        ids = x.key_ids[: len(x.query)].repeat(2)
+        return library.dcl(both, partner, temperature=TEMPERATURE, ids=ids)
+    if case.kind == "batch":
+        return infonce(x.query, x.keys, temperature=TEMPERATURE, normalize=normalize)
+    if case.kind == "table":
+        return library.linear_cross_entropy(x.query, x.keys, x.target, temperature=TEMPERATURE)
+    if case.kind == "queue":
+        return infonce(x.query, x.positive, temperature=TEMPERATURE, normalize=normalize, in_batch=True, queue=x.queue)
+    row_ids = {"ids": x.target, "negative_ids": x.key_ids} if case.ids else {}
+    log_q = {"log_q": x.log_q[x.target], "negative_log_q": x.log_q} if case.bias else {}
+    return infonce(x.query, x.positive, x.keys, TEMPERATURE, normalize=normalize, **row_ids, **log_q)
+
+
+def fused(case: Case, x: Inputs) -> Tensor:
+    return loss_of(fastcl, case, x)
+
+
+def textbook(case: Case, x: Inputs) -> Tensor:
+    return loss_of(reference, case, x)
+
+
+def lean_rows(case: Case, x: Inputs, begin: int, end: int) -> Tensor:
+    """The leanest eager form, without a copy of the logits that is not needed: the sum over rows [begin, end)."""
+    if case.kind in ("views", "dcl"):
+        z = F.normalize(torch.cat([x.query, x.positive]), dim=1)
+        row = torch.arange(begin, end)
+        partner = (row + case.n // 2) % case.n
+        logits = (z[begin:end] @ z.T).float() / TEMPERATURE
+        logits[row - begin, row] = -torch.inf
+        if case.kind == "views":
+            return F.cross_entropy(logits, partner, reduction="sum")
+        pos = logits[row - begin, partner]
+        logits[row - begin, partner] = -torch.inf
+        return (torch.logsumexp(logits, 1) - pos).sum()
+    query, target = x.query[begin:end], x.target[begin:end]
+    logits = (query @ (x.queue.keys if case.kind == "queue" else x.keys).T).float() / TEMPERATURE
+    if case.kind in ("batch", "table"):
+        return F.cross_entropy(logits, target, reduction="sum")
+    if case.kind == "queue":
+        block = (query @ x.positive.T).float() / TEMPERATURE
+        lse = torch.logaddexp(torch.logsumexp(block, 1), torch.logsumexp(logits, 1))
+        return (lse - block.diagonal(begin)).sum()
+    pos = (query * x.positive[begin:end]).float().sum(1) / TEMPERATURE
+    if case.bias:
+        logits, pos = logits - x.log_q, pos - x.log_q[target]
+    if case.ids:
+        logits = logits.masked_fill(target[:, None] == x.key_ids, -torch.inf)
+    return (torch.logaddexp(torch.logsumexp(logits, 1), pos) - pos).sum()
+
+
+def lean(case: Case, x: Inputs) -> Tensor:
+    return lean_rows(case, x, 0, case.n) / case.n
