@@ -81,11 +81,11 @@ def main() -> None:
                     "threads": threads,
                     "pass": which,
                     "contrast us": us["contrast"],
-                    "at most": limit,
+                    "us at most": limit,
                     "infonce us": us["infonce"],
                     "eager us": us["eager"],
                     "infonce / eager": share,
-                    "at most ": OF_EAGER,
+                    "share at most": OF_EAGER,
                     "infonce / reference": median_ratio(seconds, "infonce", "reference"),
                     "target": f"not met: {', '.join(failed)}" if failed else "met",
                 }

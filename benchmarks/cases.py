@@ -128,21 +128,28 @@ def textbook(case: Case, x: Inputs) -> Tensor:
     return loss_of(reference, case, x)
 
 
+def prepared(case: Case, x: Inputs) -> Inputs:
+    """What the rows of `lean_rows` share: the normalised stack of both views is query and keys."""
+    if case.kind not in ("views", "dcl"):
+        return x
+    z = F.normalize(torch.cat([x.query, x.positive]), dim=1)
+    return x._replace(query=z, keys=z)
+
+
 def lean_rows(case: Case, x: Inputs, begin: int, end: int) -> Tensor:
     """The leanest eager form, without a copy of the logits that is not needed: the sum over rows [begin, end)."""
+    query = x.query[begin:end]
+    logits = (query @ (x.queue.keys if case.kind == "queue" else x.keys).T).float() / TEMPERATURE
     if case.kind in ("views", "dcl"):
-        z = F.normalize(torch.cat([x.query, x.positive]), dim=1)
         row = torch.arange(begin, end)
         partner = (row + case.n // 2) % case.n
-        logits = (z[begin:end] @ z.T).float() / TEMPERATURE
         logits[row - begin, row] = -torch.inf
         if case.kind == "views":
             return F.cross_entropy(logits, partner, reduction="sum")
         pos = logits[row - begin, partner]
         logits[row - begin, partner] = -torch.inf
         return (torch.logsumexp(logits, 1) - pos).sum()
-    query, target = x.query[begin:end], x.target[begin:end]
-    logits = (query @ (x.queue.keys if case.kind == "queue" else x.keys).T).float() / TEMPERATURE
+    target = x.target[begin:end]
     if case.kind in ("batch", "table"):
         return F.cross_entropy(logits, target, reduction="sum")
     if case.kind == "queue":
@@ -158,4 +165,4 @@ def lean_rows(case: Case, x: Inputs, begin: int, end: int) -> Tensor:
 
 
 def lean(case: Case, x: Inputs) -> Tensor:
-    return lean_rows(case, x, 0, case.n) / case.n
+    return lean_rows(case, prepared(case, x), 0, case.n) / case.n

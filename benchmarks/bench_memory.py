@@ -1,0 +1,109 @@
+"""How much memory do forward and backward need beyond inputs and gradients? Peak resident set, each in its own process.
+
+    python -m benchmarks.bench_memory [--only large,items] [--against fastcl,reference] [--threads 1,2]
+        [--output benchmarks/results/memory]
+
+A child process makes the inputs, runs one small problem (code, thread pool and allocator are then in place), resets the
+kernel's high-water mark of the resident set, and runs one step. Extra is that mark less the resident set before and the
+bytes of the gradients. Linux only.
+"""
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.cases import CASES, Case, fused, inputs, lean, textbook
+from benchmarks.common import all_thread_counts, chosen, machine, report, thread_counts, write_json, write_text
+from benchmarks.peers import PEERS, Loss, missing
+
+AT_MOST_MB = 64
+SHAPES = {
+    "large": Case(16384, 16384, 128, "batch", "in-batch"),
+    "views": Case(16384, 16384, 128, "views", "NT-Xent"),
+    **{name: CASES[name] for name in ("moco", "items", "wide")},
+    "tiny": CASES["tiny"],
+}
+LOSSES: dict[str, Loss] = {
+    "fastcl": fused,
+    "reference": textbook,
+    "lean": lean,
+    **{name: PEERS[name].loss for name in ("chunked", "torch lce")},
+}
+
+
+def resident(field: str) -> int:
+    """VmRSS or VmHWM of this process in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status: expected {field}")
+
+
+def extra_bytes(case: Case, loss: Loss) -> int:
+    x = inputs(case)
+    small = dataclasses.replace(case, n=64, m=64)
+    loss(small, inputs(small)).backward()
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark becomes the present size
+    before = resident("VmRSS")
+    loss(case, x).backward()
+    gradients = sum(t.grad.nbytes for t in x[:3] if t.grad is not None)
+    return resident("VmHWM") - before - gradients
+
+
+def measured(shape: str, name: str, threads: int) -> float | str | None:
+    """MB in a process of its own, None where it is not the same loss, or why it cannot be run."""
+    if name in PEERS:
+        if not PEERS[name].suits(SHAPES[shape]):
+            return None
+        if missing(name):
+            return missing(name)
+    command = [sys.executable, "-m", "benchmarks.bench_memory", "--only", shape, "--against", name]
+    done = subprocess.run([*command, "--threads", str(threads), "--child"], capture_output=True, text=True, check=False)
+    if done.returncode < 0:
+        return "out of memory"
+    if done.returncode:
+        raise SystemExit(f"{shape}, {name}: {done.stderr}")
+    return json.loads(done.stdout) / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(name for name in SHAPES if name != "tiny"))
+    parser.add_argument("--against", default=",".join(LOSSES))
+    parser.add_argument("--threads", type=thread_counts, default=all_thread_counts()[:2])
+    parser.add_argument("--output", type=Path, help="path without suffix")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    shapes = chosen(args.only, "--only", SHAPES, parser)
+    names = chosen(args.against, "--against", LOSSES, parser)
+    if args.child:
+        torch.set_num_threads(args.threads[0])
+        print(extra_bytes(SHAPES[shapes[0]], LOSSES[names[0]]))
+        return
+
+    rows: list[dict[str, Any]] = []
+    for threads in args.threads:
+        for shape in shapes:
+            case = SHAPES[shape]
+            row = {"what": case.what, "N x M x D": f"{case.n:,} x {case.m:,} x {case.d:,}", "threads": threads}
+            megabytes = {f"{name} MB": measured(shape, name, threads) for name in names}
+            ours = megabytes.get("fastcl MB")
+            met = None if not isinstance(ours, float) else "met" if ours <= AT_MOST_MB else "not met"
+            rows.append({**row, **megabytes, f"fastcl <= {AT_MOST_MB} MB": met})
+            print(".", end="", flush=True)
+    print()
+    page = report(rows, "peak resident set of forward+backward beyond inputs and gradients, float32")
+    print(page)
+    if args.output:
+        write_json(args.output.with_suffix(".json"), {"machine": machine(), "rows": rows})
+        write_text(args.output.with_suffix(".md"), page)
+
+
+if __name__ == "__main__":
+    main()
