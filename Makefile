@@ -34,7 +34,13 @@ format: .venv/fastcl-test
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 bench: .venv/fastcl-test
-	$(BIN)/python -m benchmarks.bench_contrast
+	$(BIN)/python -m benchmarks.bench_overhead --repeats 5
+	$(BIN)/python -m benchmarks.bench_contrast --repeats 5 --only clrec,moco,batch,beauty,small,tiny,bf16-64,ids,bias \
+		--against products,plain,reference,lean,chunked,"torch lce"
+	$(BIN)/python -m benchmarks.bench_memory --only moco,wide
+	$(BIN)/python -m benchmarks.bench_scaling --repeats 3 --only moco,batch --columns 1000,10000,100000
+	command -v valgrind >/dev/null && $(BIN)/python -m benchmarks.count_instructions --output build/instructions.json || \
+		echo "valgrind is not installed: instructions are not counted"
 
 clean:
 	rm -rf .venv build dist fastcl.egg-info fastcl/_C*.so .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -31,10 +31,10 @@ from benchmarks.common import (
     chosen,
     machine,
     median_ratio,
+    numbers,
     products,
     report,
     step,
-    thread_counts,
     write_json,
     write_text,
 )
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(CASES), help="cases, separated by commas")
     parser.add_argument("--against", default=",".join(COLUMNS), help="columns, separated by commas")
     parser.add_argument("--passes", default=",".join(PASSES), help="forward, both or forward,both")
-    parser.add_argument("--threads", type=thread_counts, default=all_thread_counts()[:2])
+    parser.add_argument("--threads", type=numbers, default=all_thread_counts()[:2])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--output", type=Path, help="path without suffix")
     args = parser.parse_args()

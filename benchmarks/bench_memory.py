@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.cases import CASES, Case, fused, inputs, lean, textbook
-from benchmarks.common import all_thread_counts, chosen, machine, report, thread_counts, write_json, write_text
+from benchmarks.common import all_thread_counts, chosen, machine, numbers, report, write_json, write_text
 from benchmarks.peers import PEERS, Loss, missing
 
 AT_MOST_MB = 64
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(name for name in SHAPES if name != "tiny"))
     parser.add_argument("--against", default=",".join(LOSSES))
-    parser.add_argument("--threads", type=thread_counts, default=all_thread_counts()[:2])
+    parser.add_argument("--threads", type=numbers, default=all_thread_counts()[:2])
     parser.add_argument("--output", type=Path, help="path without suffix")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -21,9 +21,9 @@ from benchmarks.common import (
     alternate,
     machine,
     median_ratio,
+    numbers,
     report,
     step,
-    thread_counts,
     write_json,
     write_text,
 )
@@ -61,7 +61,7 @@ def candidates(backward: bool) -> dict[str, Callable[[], None]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=thread_counts, default=all_thread_counts()[:2])
+    parser.add_argument("--threads", type=numbers, default=all_thread_counts()[:2])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--output", type=Path, help="path without suffix")
     args = parser.parse_args()

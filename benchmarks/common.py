@@ -96,12 +96,12 @@ def machine() -> dict[str, Any]:
     return {"processor": model, "cores": os.cpu_count(), **{key: facts[key] for key in ("isa", "torch", "version")}}
 
 
-def thread_counts(text: str) -> list[int]:
-    """`1,2` as numbers, for argparse."""
-    counts = [int(part) for part in text.split(",")]
-    if min(counts) < 1:
+def numbers(text: str) -> list[int]:
+    """`1,2` as numbers >= 1, for argparse."""
+    found = [int(part) for part in text.split(",")]
+    if min(found) < 1:
         raise ValueError(text)
-    return counts
+    return found
 
 
 def all_thread_counts() -> list[int]:

@@ -1,0 +1,99 @@
+"""The benchmarks compare equals, and run: losses agree at small sizes, and each program writes what it promises.
+
+What they measure is not tested here; no figure is looked at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fastcl
+from benchmarks.cases import CASES, Case, fused, inputs, lean, textbook
+from benchmarks.common import median_ratio
+from benchmarks.peers import PEERS, Loss, missing
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ROOT = Path(__file__).parents[1]
+
+
+def small(case: Case) -> Case:
+    return dataclasses.replace(case, n=24, m=48 if case.m != case.n else 24, d=8)
+
+
+def value_and_gradients(loss: Loss, case: Case) -> list[torch.Tensor]:
+    x = inputs(case)
+    value = loss(case, x)
+    value.backward()
+    return [value.detach(), *(t.grad for t in x[:3] if t.grad is not None)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_everything_compared_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.peers.CHUNK", 10)
+    case = small(CASES[name])
+    # In 16 bits torch's chunked loss also divides by the temperature in 16 bits.
+    tolerance = 1e-5 if case.dtype == torch.float32 else 2e-2
+    pairs = [(textbook, fused), (lean, fused)]
+    pairs += [(peer.loss, peer.ours) for key, peer in PEERS.items() if peer.suits(case) and missing(key) is None]
+    for theirs, ours in pairs:
+        found, expected = value_and_gradients(theirs, case), value_and_gradients(ours, case)
+        assert len(found) == len(expected) > 1
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a.float(), b.float(), rtol=tolerance, atol=tolerance * b.abs().max().item())
+
+
+def test_ratios_are_taken_between_neighbours() -> None:
+    # The machine is ten times slower in the second repetition; the median of the ratios does not see it.
+    assert median_ratio({"a": [2.0, 20.0, 2.2], "b": [1.0, 10.0, 1.0]}, "a", "b") == 2.0
+
+
+PROGRAMS = {
+    "contrast": "--only tiny --against products,reference,lean,chunked --passes forward,both --threads 1 --repeats 1",
+    "overhead": "--threads 1 --repeats 1",
+    "memory": "--only tiny --against fastcl,lean --threads 1",
+    "scaling": "--only tiny --threads 1 --columns 100,200 --repeats 1",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_runs(name: str, tmp_path: Path) -> None:
+    output = tmp_path / "results"
+    command = [sys.executable, "-m", f"benchmarks.bench_{name}", *PROGRAMS[name].split(), "--output", str(output)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    content = json.loads(output.with_suffix(".json").read_text())
+    assert content["machine"]["torch"] == torch.__version__
+    table = output.with_suffix(".md").read_text()
+    assert table.strip() in done.stdout
+    assert "| --- |" in table
+    assert output.with_suffix(".png").exists() == (name == "scaling")
+
+
+def test_an_unknown_case_is_named() -> None:
+    command = [sys.executable, "-m", "benchmarks.bench_contrast", "--only", "clerc"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--only: expected some of clrec, " in done.stderr
+    assert done.stderr.strip().endswith("got clerc")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="needs valgrind")
+def test_instructions_are_counted(tmp_path: Path) -> None:
+    if "avx2" not in fastcl.config()["isas"]:
+        pytest.skip("this processor has no AVX2")
+    output = tmp_path / "instructions.json"
+    command = [sys.executable, "-m", "benchmarks.count_instructions", "--output", str(output)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    rows = json.loads(output.read_text())["rows"]
+    # A vector of 8 floats a multiply-add at best, 4 products at most, and something must have been counted.
+    assert all(1 / 8 < row["per multiply-add of N x M x D"] < 8 for row in rows)
