@@ -9,7 +9,7 @@ namespace {
 #include "cpu/vec.inl.h"
 #include "cpu/storage.inl.h"
 #include "cpu/rows.inl.h"
-#include "cpu/tile.inl.h"
+#include "cpu/product.inl.h"
 #include "cpu/reducer.inl.h"
 #include "cpu/pass.inl.h"
 // clang-format on
