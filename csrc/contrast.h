@@ -10,6 +10,7 @@
 // gradients of the rows are known by then, this is the gradient of the keys, with no similarity computed twice.
 // All similarities are in units of log 2, so that the exponential is exp2.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <type_traits>
 
@@ -61,9 +62,10 @@ struct Pass {
   const T* row_shift;   // [rows] or null: added to x
   const int64_t* row_id;
   Columns<T> columns;
-  T* reduced;         // forward: [rows], what the reducer makes of a row, in natural units
-  MutableMatrix out;  // [rows, features], sum of weights * values
-  T* out_extra;       // [rows], where columns.extra is given
+  T* reduced;               // forward: [rows], what the reducer makes of a row, in natural units
+  MutableMatrix out;        // [rows, features], sum of weights * values
+  T* out_extra;             // [rows], where columns.extra is given
+  std::atomic<bool>* wild;  // set by kernels that cannot take the data they met; what they made of it is void
 };
 
 // A rectangle of the similarity matrix, walked by one thread, and what it knows of its rows afterwards. Buffers are as
@@ -98,6 +100,7 @@ struct Reduction {
 // What one instruction set offers for one element type. Host code owns threads and memory; these own the loops.
 template <class T>
 struct Kernels {
+  const Kernels* any;     // for data that these find wild; null: they take everything
   int64_t tile_rows;      // rows per register tile: the unit in which rows are split
   int64_t panel_width;    // columns per register tile: the unit in which columns are split
   int64_t strip_columns;  // columns between two rounds of values
@@ -108,7 +111,7 @@ struct Kernels {
   int64_t (*column_sum_elements)(int64_t features);  // of one panel; features with the extra one
   int64_t (*column_scratch_elements)(const Part<T>&, int64_t features);
   // Columns in panels [begin, end), written from panels[0] on.
-  void (*pack_panels)(const Columns<T>&, int64_t features, int64_t panel_begin, int64_t panel_end, T* panels);
+  void (*pack_panels)(const Pass<T>&, int64_t panel_begin, int64_t panel_end, T* panels);
   // A vector as T.
   void (*widen_vector)(Matrix, int64_t count, T* out);
   // out[i] = <a_i, b_i> over features.
@@ -131,11 +134,15 @@ struct Isa {
   bool (*supported)();
   Kernels<float> f32;
   Kernels<double> f64;
+  const Kernels<float>* bf16 = nullptr;  // where both sides are of that type, if anything is gained by knowing
+  const Kernels<float>* f16 = nullptr;
 };
 
 template <class T>
-const Kernels<T>& kernels_of(const Isa& isa) {
+const Kernels<T>& kernels_of(const Isa& isa, DType rows, DType columns) {
   if constexpr (sizeof(T) == 4) {
+    if (rows == columns && rows == DType::kBFloat16 && isa.bf16 != nullptr) return *isa.bf16;
+    if (rows == columns && rows == DType::kFloat16 && isa.f16 != nullptr) return *isa.f16;
     return isa.f32;
   } else {
     return isa.f64;

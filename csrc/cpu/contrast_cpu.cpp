@@ -86,10 +86,10 @@ void forward(const Inputs& in, bool row_grad, const Expected& expected, StableIV
         factor[i - begin] = sent[i] * p.scale[i];
       }
     };
-    driver.run_with_columns(pass, p.kernels.log_sum_exp, factors, p.query, key_sum.write<T>(),
+    driver.run_with_columns(pass, &Kernels<T>::log_sum_exp, factors, p.query, key_sum.write<T>(),
                             expected.bias_grad ? bias_sum.write<T>() : nullptr);
   } else {
-    driver.run(pass, p.kernels.log_sum_exp);
+    driver.run(pass, &Kernels<T>::log_sum_exp);
     // Nothing was summed: a NaN is like no gradient that may come.
     for (int64_t i = 0; columns && i < p.n; ++i) gradient.write<T>()[i] = std::numeric_limits<T>::quiet_NaN();
   }
@@ -121,7 +121,7 @@ void key_gradient(const Problem<T>& p, const Inputs& in, const T* grad_lse, cons
   Side<T> side = p.by_key(in, std::move(shift), weight.get(), grad_bias != nullptr ? grad_lse : nullptr);
   side.pass.out = {grad_key != nullptr ? grad_key->write<void>() : nullptr, p.key.dtype};
   side.pass.out_extra = grad_bias;
-  p.driver().run(side.pass, p.kernels.known_sum);
+  p.driver().run(side.pass, &Kernels<T>::known_sum);
 }
 
 // The factor between what came and what was expected, or NaN where they differ by more than the rounding of lse and pos

@@ -10,6 +10,9 @@ namespace {
 #include "cpu/storage.inl.h"
 #include "cpu/rows.inl.h"
 #include "cpu/product.inl.h"
+#ifdef FASTCL_AMX
+#include "cpu/amx.inl.h"
+#endif
 #include "cpu/reducer.inl.h"
 #include "cpu/pass.inl.h"
 // clang-format on

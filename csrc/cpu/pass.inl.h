@@ -29,7 +29,7 @@ struct Scratch {
 template <class P>
 struct Memory : Walk<P> {
   using T = typename P::T;
-  T *rows, *values, *panels, *shift, *strip;
+  T *rows, *values, *panels, *shift, *factor, *strip;
   Tag<T>* tag;
   int64_t elements;
 
@@ -41,16 +41,17 @@ struct Memory : Walk<P> {
     this->stride = P::whole_panels(features);
     this->out = part.out;
     this->maximum = part.maximum;
-    const int64_t count = this->tiles * P::kRows, panels_a_strip = kStripColumns / P::kColumns;
+    const int64_t count = this->tiles * P::kRows, panels_a_strip = P::kStrip / P::kColumns;
     const int64_t strips = (part.panel_end - part.panel_begin + panels_a_strip - 1) / panels_a_strip;
     rows = s.take(this->tiles * P::row_elements(pass.features));
-    values = part.out != nullptr ? s.take(P::value_elements(kStripColumns, features)) : nullptr;
+    values = part.out != nullptr ? s.take(P::value_elements(P::kStrip, features)) : nullptr;
     panels = pass.columns.panels == nullptr ? s.take(panels_a_strip * P::panel_elements(pass.features)) : nullptr;
     strip = part.weights == nullptr ? s.take(panels_a_strip * this->tiles * P::kCell) : nullptr;
     this->sum = s.take(count * kLanes<T>);
     this->strip_sum = s.take(count * kLanes<T>);
     this->strip_maximum = part.weights != nullptr ? s.take(strips * count) : nullptr;
     shift = s.take(count);
+    factor = s.take(count);
     tag = reinterpret_cast<Tag<T>*>(s.take(count));
     elements = s.used;
   }
@@ -62,13 +63,15 @@ void load_rows(const Pass<typename P::T>& pass, const Part<typename P::T>& part,
   for (int64_t tile = 0; tile < w.tiles; ++tile) {
     const int64_t first = part.row_begin + tile * P::kRows;
     const int64_t count = part.row_end - first < P::kRows ? part.row_end - first : P::kRows;
-    P::pack_rows(pass.row_data, pass.row_factor, pass.features, first, count,
-                 w.rows + tile * P::row_elements(pass.features));
+    const bool wild = P::pack_rows(pass.row_data, pass.row_factor, pass.features, first, count,
+                                   w.rows + tile * P::row_elements(pass.features));
+    if (wild) *pass.wild = true;
   }
   for (int64_t i = 0; i < w.tiles * P::kRows; ++i) {
     const int64_t row = part.row_begin + i;
     const bool real = row < part.row_end;
     w.shift[i] = real && pass.row_shift != nullptr ? pass.row_shift[row] : T(0);
+    w.factor[i] = real && pass.row_factor != nullptr ? pass.row_factor[row] : T(1);
     w.tag[i] = real && pass.row_id != nullptr ? tag_of<T>(pass.row_id[row]) : 0;
   }
 }
@@ -85,6 +88,21 @@ __attribute__((noinline)) void exclude(const Pass<typename P::T>& pass, const Pa
     for (int64_t c = 0; c < columns; ++c) {
       if (pass.columns.id[first + c] == id) x[r * P::kColumns + c] = -T(__builtin_huge_val());
     }
+  }
+}
+
+// The columns' factor, where the product took the data as it is.
+template <class P>
+inline __attribute__((always_inline)) void scale_columns(const Columns<typename P::T>& columns, int64_t panel,
+                                                         typename P::Tile& x) {
+  using T = typename P::T;
+  const int64_t first = panel * P::kColumns;
+  const Vec<T> f0 = load_some<T>(columns.factor + first, columns.count - first);
+  const Vec<T> f1 = load_some<T>(columns.factor + first + kLanes<T>, columns.count - first - kLanes<T>);
+#pragma GCC unroll 16
+  for (int64_t r = 0; r < P::kRows; ++r) {
+    x[r][0] *= f0;
+    x[r][1] *= f1;
   }
 }
 
@@ -130,22 +148,27 @@ inline __attribute__((always_inline)) void shift_and_exclude(const Pass<typename
 }
 
 template <class P>
-void pack_panels(const Columns<typename P::T>& columns, int64_t features, int64_t panel_begin, int64_t panel_end,
-                 typename P::T* panels) {
+void pack_panels(const Pass<typename P::T>& pass, int64_t panel_begin, int64_t panel_end, typename P::T* panels) {
+  const auto& columns = pass.columns;
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
     const int64_t first = panel * P::kColumns;
     const int64_t count = columns.count - first < P::kColumns ? columns.count - first : P::kColumns;
-    P::pack_panel(columns.data, columns.factor, features, first, count,
-                  panels + (panel - panel_begin) * P::panel_elements(features));
+    const bool wild = P::pack_panel(columns.data, columns.factor, pass.features, first, count,
+                                    panels + (panel - panel_begin) * P::panel_elements(pass.features));
+    if (wild) *pass.wild = true;
   }
+}
+
+template <class T>
+inline const T* offset(const T* p, int64_t by) {
+  return p == nullptr ? nullptr : p + by;
 }
 
 template <class P, class Reducer>
 void walk(const Pass<typename P::T>& pass, const Part<typename P::T>& part, typename P::T* scratch) {
   using T = typename P::T;
-  constexpr int64_t W = P::kColumns, per_strip = kStripColumns / W;
+  constexpr int64_t W = P::kColumns, per_strip = P::kStrip / W;
   const Columns<T>& columns = pass.columns;
-  const int64_t features = pass.features + (columns.extra != nullptr ? 1 : 0);
   const int64_t whole = (columns.count + W - 1) / W;
   alignas(64) T tail[W];
   for (int64_t c = 0; c < W; ++c) tail[c] = (whole - 1) * W + c < columns.count ? T(0) : -T(__builtin_huge_val());
@@ -160,27 +183,39 @@ void walk(const Pass<typename P::T>& pass, const Part<typename P::T>& part, type
     w.weights = part.weights != nullptr ? part.weights + (first - part.panel_begin) * w.tiles * P::kCell : w.strip;
     const T* panels = w.panels;
     if (columns.panels == nullptr) {
-      pack_panels<P>(columns, pass.features, first, end, w.panels);
+      pack_panels<P>(pass, first, end, w.panels);
     } else {
       panels = columns.panels + first * P::panel_elements(pass.features);
     }
+    const int64_t row_elements = P::row_elements(pass.features), panel_elements = P::panel_elements(pass.features);
+    P::issue(w.rows, panels, pass.features);
     for (int64_t panel = first; panel < end; ++panel) {
       const T* shift = columns.shift != nullptr          ? columns.shift + panel * W
                        : (panel + 1) * W > columns.count ? tail
                                                          : nullptr;
+      const T* packed = panels + (panel - first) * panel_elements;
       for (int64_t tile = 0; tile < w.tiles; ++tile) {
+        typename P::Result result;
         typename P::Tile x;
-        P::multiply(w.rows + tile * P::row_elements(pass.features),
-                    panels + (panel - first) * P::panel_elements(pass.features), pass.features, x);
+        P::take(result);
+        if (tile + 1 < w.tiles) {
+          P::issue(w.rows + (tile + 1) * row_elements, packed, pass.features);
+        } else if (panel + 1 < end) {
+          P::issue(w.rows, packed + panel_elements, pass.features);
+        }
+        P::read(result, w.rows + tile * row_elements, packed, pass.features, w.factor + tile * P::kRows, x);
+        if (P::kRaw && columns.factor != nullptr) scale_columns<P>(columns, panel, x);
         shift_and_exclude<P>(pass, part, w, tile, panel, shift, x);
         Reducer::weigh(w, tile, panel - first, x);
       }
     }
     if (part.out != nullptr) {
       const int64_t last = end * W < columns.count ? end * W : columns.count, count = last - first * W;
-      P::pack_values(columns.data, columns.value_factor, columns.extra, pass.features, first * W, count, kStripColumns,
-                     w.values);
-      P::accumulate(w.weights, w.tiles, count, w.values, features, part.out);
+      const bool wild = P::pack_values(columns.data, columns.value_factor, columns.extra, pass.features, first * W,
+                                       count, P::kStrip, w.values);
+      if (wild) *pass.wild = true;
+      P::accumulate(w.weights, w.tiles, count, w.values, pass.features, offset(columns.value_factor, first * W),
+                    offset(columns.extra, first * W), part.out);
     }
     Reducer::end_strip(w, (first - part.panel_begin) / per_strip);
   }
@@ -215,11 +250,12 @@ void column_sums(const Pass<typename P::T>& pass, const Part<typename P::T>& par
   const int64_t tiles = (part.row_end - part.row_begin + P::kRows - 1) / P::kRows;
   const int64_t features = pass.features + (columns.extra != nullptr ? 1 : 0);
   P::begin();
-  P::pack_column_values(columns.values, columns.factor, columns.extra, pass.features, part.row_begin,
-                        part.row_end - part.row_begin, tiles, scratch);
+  const bool wild = P::pack_column_values(columns.values, columns.factor, columns.extra, pass.features, part.row_begin,
+                                          part.row_end - part.row_begin, tiles, scratch);
+  if (wild) *pass.wild = true;
   for (int64_t panel = part.panel_begin; panel < part.panel_end; ++panel) {
-    P::sum_columns(part.weights + (panel - part.panel_begin) * tiles * P::kCell, tiles, scratch, features, columns.add,
-                   columns.sums + panel * P::column_sum_elements(features));
+    P::sum_columns(part.weights + (panel - part.panel_begin) * tiles * P::kCell, tiles, scratch, pass.features,
+                   columns.factor, columns.extra, columns.add, columns.sums + panel * P::column_sum_elements(features));
   }
   P::end();
 }
@@ -236,11 +272,13 @@ void write_column_sums(const typename P::T* sums, int64_t columns, int64_t featu
   }
 }
 
+// `any`: the kernels for what these find wild; null where they take everything.
 template <class P>
-constexpr Kernels<typename P::T> table() {
-  return {P::kRows,
+constexpr Kernels<typename P::T> table(const Kernels<typename P::T>* any = nullptr) {
+  return {any,
+          P::kRows,
           P::kColumns,
-          kStripColumns,
+          P::kStrip,
           P::kCell,
           P::panel_elements,
           P::whole_panels,

@@ -33,12 +33,12 @@ struct Side {
 // What both directions need of the inputs, in the compute type.
 template <class T>
 struct Problem {
-  const Kernels<T>& kernels = kernels_of<T>(active_isa());
   int64_t n, m, d;
   Matrix query, key, positive;  // key and positive may be absent (null data)
   Buffer<T> scale;              // [n]
   Buffer<T> log2_scale;         // [n], scale * log2 e: makes similarities powers of two
   const int64_t *row_id, *col_id;
+  const Kernels<T>& kernels;
 
   explicit Problem(const Inputs& in)
       : n(in.query.size(0)),
@@ -50,7 +50,8 @@ struct Problem {
         scale(n),
         log2_scale(n),
         row_id(ids_of(in.row_id, n, "row_id")),
-        col_id(ids_of(in.col_id, m, "col_id")) {
+        col_id(ids_of(in.col_id, m, "col_id")),
+        kernels(kernels_of<T>(active_isa(), query.dtype, key.data != nullptr ? key.dtype : query.dtype)) {
     check(col_id == nullptr || row_id != nullptr || n == 0, "row_id: expected both row_id and col_id or neither");
     if (!present(in.scale)) {
       for (int64_t i = 0; i < n; ++i) scale[i] = static_cast<T>(in.factor);

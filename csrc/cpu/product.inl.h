@@ -1,6 +1,6 @@
 // The three matrix products of a pass, by fused multiply-adds on register tiles (kRows rows x two vectors of columns):
 // similarities, weights times values, and transposed weights times values. A product type owns the layout of its
-// operands; what is done with a tile of similarities in between is reducer.inl.h.
+// operands, and says of packed ones whether they are beyond what it can multiply; what is done with a tile of similarities in between is reducer.inl.h.
 // Included once per instruction set, inside its namespace and target region; includes nothing.
 //
 // Layouts of Fma:
@@ -9,8 +9,6 @@
 //   values   [panel of features][column][feature in panel]      contiguous, where rows of the matrix would collide
 //   weights  [panel][tile][row in tile][column in panel]
 
-constexpr int64_t kStripColumns = 256;
-
 template <class T_>
 struct Fma {
   using T = T_;
@@ -18,6 +16,8 @@ struct Fma {
       FASTCL_TILE_ROWS;  // with two vectors of columns, the tile that just fits the registers
   static constexpr int64_t kColumns = 2 * kLanes<T>;
   static constexpr int64_t kCell = kRows * kColumns;
+  static constexpr int64_t kStrip = 256;  // columns between two rounds of values
+  static constexpr bool kRaw = false;     // packed operands carry their factors
   using Tile = Vec<T>[kRows][2];
 
   static int64_t whole_panels(int64_t features) { return (features + kColumns - 1) / kColumns * kColumns; }
@@ -31,17 +31,25 @@ struct Fma {
   static void end() {}
 
   // Rows [first, first + count) as one tile, zeros below.
-  static void pack_rows(Matrix m, const T* factor, int64_t features, int64_t first, int64_t count, T* rows) {
+  static bool pack_rows(Matrix m, const T* factor, int64_t features, int64_t first, int64_t count, T* rows) {
     transpose_rows<T, kRows>(m, factor, features, first, count, rows);
+    return false;
   }
 
-  static void pack_panel(Matrix m, const T* factor, int64_t features, int64_t first, int64_t count, T* panel) {
+  static bool pack_panel(Matrix m, const T* factor, int64_t features, int64_t first, int64_t count, T* panel) {
     transpose_rows<T, kColumns>(m, factor, features, first, count, panel);
+    return false;
   }
 
-  // x = rows * panel. Long rows are summed in chunks: one chain over a thousand features would round worse than the
-  // BLAS that users compare with.
-  static inline __attribute__((always_inline)) void multiply(const T* rows, const T* panel, int64_t features, Tile& x) {
+  // x = rows * panel in three moves, for products that work while something else is done: here all of it is in `read`.
+  struct Result {};
+  static void issue(const T*, const T*, int64_t) {}
+  static void take(Result&) {}
+
+  // Long rows are summed in chunks: one chain over a thousand features would round worse than the BLAS that users
+  // compare with.
+  static inline __attribute__((always_inline)) void read(const Result&, const T* rows, const T* panel, int64_t features,
+                                                         const T* /*factor: in the rows*/, Tile& x) {
     constexpr int64_t kChunk = 256;
     multiply_chunk(rows, panel, features < kChunk ? features : kChunk, x);
     for (int64_t d = kChunk; d < features; d += kChunk) {
@@ -58,7 +66,7 @@ struct Fma {
   }
 
   // Rows [first, first + count) of the matrix times their factors; `extra` is one more feature.
-  static void pack_values(Matrix m, const T* factor, const T* extra, int64_t features, int64_t first, int64_t count,
+  static bool pack_values(Matrix m, const T* factor, const T* extra, int64_t features, int64_t first, int64_t count,
                           int64_t stride, T* values) {
     const int64_t whole = whole_panels(features + (extra != nullptr ? 1 : 0));
     for (int64_t c = 0; c < count; ++c) {
@@ -76,41 +84,45 @@ struct Fma {
         if (extra != nullptr) v[features - d] = extra[row];
       });
     }
+    return false;
   }
 
   // out[tile] += weights * values over one strip of columns.
-  static void accumulate(const T* weights, int64_t tiles, int64_t columns, const T* values, int64_t features, T* out) {
-    const int64_t stride = whole_panels(features);
-    for (int64_t d = 0; d < features; d += kColumns) {
+  static void accumulate(const T* weights, int64_t tiles, int64_t columns, const T* values, int64_t features,
+                         const T* /*factor: in the values*/, const T* extra, T* out) {
+    const int64_t wanted = features + (extra != nullptr ? 1 : 0), stride = whole_panels(wanted);
+    for (int64_t d = 0; d < wanted; d += kColumns) {
       for (int64_t tile = 0; tile < tiles; ++tile) {
         const T* w = weights + tile * kCell;
         T* to = out + tile * kRows * stride + d;
-        if (features - d > kLanes<T>) {
-          accumulate_tile<2>(w, tiles * kCell, columns, values + d * kStripColumns, stride, to);
+        if (wanted - d > kLanes<T>) {
+          accumulate_tile<2>(w, tiles * kCell, columns, values + d * kStrip, stride, to);
         } else {
-          accumulate_tile<1>(w, tiles * kCell, columns, values + d * kStripColumns, stride, to);
+          accumulate_tile<1>(w, tiles * kCell, columns, values + d * kStrip, stride, to);
         }
       }
     }
   }
 
   // Values for sum_columns; factor and extra count from the first row, and rows up to whole tiles are zeros.
-  static void pack_column_values(Matrix m, const T* factor, const T* extra, int64_t features, int64_t first,
+  static bool pack_column_values(Matrix m, const T* factor, const T* extra, int64_t features, int64_t first,
                                  int64_t count, int64_t tiles, T* values) {
     const int64_t rows = tiles * kRows, whole = whole_panels(features + (extra != nullptr ? 1 : 0));
     pack_values(m, factor - first, extra != nullptr ? extra - first : nullptr, features, first, count, rows, values);
     for (int64_t d = 0; d < whole; d += kColumns) {
       __builtin_memset(values + d * rows + count * kColumns, 0, (rows - count) * kColumns * sizeof(T));
     }
+    return false;
   }
 
   // sums[panel] (+)= weights^T * values over all rows of a part; sums are [panel of features][column][feature].
-  static void sum_columns(const T* weights, int64_t tiles, const T* values, int64_t features, bool add, T* sums) {
-    const int64_t rows = tiles * kRows;
-    for (int64_t d = 0; d < features; d += kColumns) {
+  static void sum_columns(const T* weights, int64_t tiles, const T* values, int64_t features,
+                          const T* /*factor: in the values*/, const T* extra, bool add, T* sums) {
+    const int64_t rows = tiles * kRows, wanted = features + (extra != nullptr ? 1 : 0);
+    for (int64_t d = 0; d < wanted; d += kColumns) {
       for (int64_t c = 0; c < kColumns; c += kGroup) {
         T* to = sums + d * kColumns + c * kColumns;
-        if (features - d > kLanes<T>) {
+        if (wanted - d > kLanes<T>) {
           sum_group<2>(weights + c, rows, values + d * rows, add, to);
         } else {
           sum_group<1>(weights + c, rows, values + d * rows, add, to);

@@ -136,7 +136,7 @@ struct LogSumExp {
 
   // Kept weights of earlier strips may be relative to an earlier maximum.
   static void finish(const Walk<P>& w, const Part<T>& part) {
-    const int64_t rows = w.tiles * P::kRows, per_strip = kStripColumns / P::kColumns;
+    const int64_t rows = w.tiles * P::kRows, per_strip = P::kStrip / P::kColumns;
     for (int64_t i = 0; i < rows; ++i) part.sum[i] = sum_lanes<T>(load(w.sum + i * kLanes<T>));
     if (w.strip_maximum == nullptr) return;
     for (int64_t first = part.panel_begin; first < part.panel_end; first += per_strip) {

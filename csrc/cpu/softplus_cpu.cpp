@@ -23,7 +23,7 @@ void forward(const Inputs& in, const Tensor& offset, bool row_grad, StableIValue
   pass.reduced = total.write<T>();
   pass.out = {row_grad ? sum_key.write<void>() : nullptr, compute_type<T>()};
   pass.out_extra = row_grad ? sum_weight.write<T>() : nullptr;
-  p.driver().run(pass, p.kernels.softplus_sum);
+  p.driver().run(pass, &Kernels<T>::softplus_sum);
 
   results[0] = total.release();
   results[1] = sum_key.release();
@@ -51,7 +51,7 @@ void backward(const Inputs& in, const Tensor& grad_t, const Tensor& offset, bool
   Side<T> side = p.by_key(in, std::move(shift), weight.get(), bias_grad ? grad : nullptr);
   side.pass.out = {key_grad ? grad_key.write<void>() : nullptr, p.key.dtype};
   side.pass.out_extra = bias_grad ? grad_bias.write<T>() : nullptr;
-  p.driver().run(side.pass, p.kernels.sigmoid);
+  p.driver().run(side.pass, &Kernels<T>::sigmoid);
 
   results[0] = grad_key.release();
   results[1] = grad_bias.release();

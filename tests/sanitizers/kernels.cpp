@@ -98,7 +98,6 @@ struct InThreads {
 // One problem: forward and backward of one reducer against plain loops. Returns the first wrong result's name, or null.
 template <class T>
 const char* problem(const Isa& isa, bool pairs) {
-  const Kernels<T>& k = kernels_of<T>(isa);
   const int64_t n = 1 + below(70), m = below(8) == 0 ? below(3) : 1 + below(600),
                 d = 1 + below(below(4) == 0 ? 300 : 40);
   const DType types[] = {DType::kFloat32, sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32, DType::kBFloat16,
@@ -109,6 +108,7 @@ const char* problem(const Isa& isa, bool pairs) {
   for (double& x : q) x = normal();
   for (double& x : key) x = normal() * size;
   const Stored qs = store(q, types[below(4)]), ks = store(key, types[below(4)]);
+  const Kernels<T>& k = kernels_of<T>(isa, qs.dtype, ks.dtype);
   const int64_t padded_m = (m + k.panel_width - 1) / k.panel_width * k.panel_width;
   const T log2e = T(1.442695040888963), infinity = std::numeric_limits<T>::infinity();
   auto factor = exact<T>(n, log2e);
@@ -153,9 +153,9 @@ const char* problem(const Isa& isa, bool pairs) {
         extra[i - begin] = T(i % 2);
       }
     };
-    driver.run_with_columns(pass, k.log_sum_exp, factors, qs.view(), sums.data(), extra_sums.data());
+    driver.run_with_columns(pass, &Kernels<T>::log_sum_exp, factors, qs.view(), sums.data(), extra_sums.data());
   } else {
-    driver.run(pass, pairs ? k.softplus_sum : k.log_sum_exp);
+    driver.run(pass, pairs ? &Kernels<T>::softplus_sum : &Kernels<T>::log_sum_exp);
   }
 
   const double tolerance = (sizeof(T) == 4 ? 3e-5 : 1e-11) * (1 + 100 * size);
@@ -210,7 +210,7 @@ const char* problem(const Isa& isa, bool pairs) {
   if (n > 0 && !pairs) {
     for (T& x : reduced) x = -(std::isfinite(x) ? x : T(0)) * log2e;
   }
-  driver.run(pass, pairs ? k.sigmoid : k.known_sum);
+  driver.run(pass, pairs ? &Kernels<T>::sigmoid : &Kernels<T>::known_sum);
   k.row_dot(qs.view(), qs.view(), d, 0, n, extra.data());
   k.row_combine(factor.data(), qs.view(), factor.data(), qs.view(), d, 0, n, {narrow.data(), qs.dtype});
   return nullptr;
