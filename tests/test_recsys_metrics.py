@@ -78,6 +78,7 @@ def test_ties_count_half() -> None:
 def test_a_target_at_minus_infinity_is_a_miss() -> None:
     assert metrics([[0.0, -INF, -INF, -INF]], [[]], [1], k=(3,)) == {
         "recall@3": 0.0, "ndcg@3": 0.0, "diversity@3": 0.0, "popularity@3": 0.0,
+        "cases": 1, "unseen_targets": 0,
     }  # fmt: skip
 
 
@@ -95,7 +96,7 @@ def test_refused_inputs() -> None:
         ({"k": (5, 5)}, "k: expected"),
         ({"k": ()}, "k: expected"),
         ({"seen": "drop"}, "seen: expected one of 'mask', 'keep', got 'drop'"),
-        ({"protocol": "uniform"}, "protocol: expected one of 'full', 'pop100', got 'uniform'"),
+        ({"protocol": "uniform"}, "protocol: expected one of 'full', 'uniform100', 'pop100', got 'uniform'"),
         ({"chunk": 0}, "chunk: expected at least 1"),
         ({"counts": np.ones(3)}, "counts: expected an integer vector"),
     ):
@@ -200,7 +201,7 @@ def test_pop100_is_seeded_and_independent_of_the_chunk() -> None:
     def run(seed: int, chunk: int) -> dict[str, float]:
         return evaluate(Table(scores), cases, counts=counts, protocol="pop100", seed=seed, chunk=chunk)
 
-    assert set(run(0, 7)) == {"hr@10", "ndcg@10"}
+    assert set(run(0, 7)) == {"hr@10", "ndcg@10", "cases", "unseen_targets"}
     assert run(0, 7) == run(0, 60)
     assert run(0, 7) != run(1, 7)
 
