@@ -69,15 +69,26 @@ def evaluate(
     0.0417
     """
     _check_options(k, seen, chunk)
-    _check_protocol(protocol)
-    metrics = DEFAULT[protocol] if metrics is None else metrics
-    check_metrics(metrics, protocol, vectors is not None)
-    wanted = vectors if DISTANCE in metrics else None
+    names = metric_names(metrics, protocol, vectors is not None)
+    wanted = vectors if DISTANCE in names else None
     found = rank_cases(
         scorer, cases, counts=counts, k=k, seen=seen, protocol=protocol, vectors=wanted, seed=seed, chunk=chunk,
         memory=memory,
     )  # fmt: skip
-    return measure(found, metrics)
+    return measure(found, names)
+
+
+def metric_names(metrics: Sequence[str] | None, protocol: str, vectors: bool) -> Sequence[str]:
+    """`metrics`, or the protocol's default for None; ValueError where they, the protocol and item vectors do not fit.
+
+    >>> metric_names(None, "pop100", vectors=False)
+    ('hr', 'ndcg')
+    """
+    _check_protocol(protocol)
+    if metrics is None:
+        return DEFAULT[protocol]
+    check_metrics(metrics, protocol, vectors)
+    return metrics
 
 
 def rank_cases(
@@ -109,7 +120,7 @@ def rank_cases(
     _check_protocol(protocol)
     if memory < 1:
         raise ValueError(f"memory: expected at least 1 byte, got {memory}")
-    counts = _counts(counts, cases)
+    counts = train_counts(cases, counts)
     inputs = cases.history if inputs is None else inputs
     if not len(cases):
         raise ValueError("cases: expected at least one, got none")
@@ -157,6 +168,16 @@ def rank_cases(
         shown.numpy() if weights is None else None,
         None if distances is None else np.array([distance.value for distance in distances]),
     )
+
+
+def train_counts(cases: Cases, counts: np.ndarray | None = None) -> np.ndarray:
+    """`counts` if given, else those that the cases carry; int64 [I+1], checked."""
+    counts = cases.counts if counts is None else np.asarray(counts)
+    if counts is None:
+        raise ValueError("counts: expected the train clicks of each item, got none, and the cases carry none")
+    if counts.ndim != 1 or counts.dtype.kind not in "iu":
+        raise ValueError(f"counts: expected an integer vector [I+1], got {counts.dtype} {list(counts.shape)}")
+    return counts
 
 
 def top_k(scores: torch.Tensor, history: Histories, k: int, seen: str = "mask") -> tuple[torch.Tensor, torch.Tensor]:
@@ -220,15 +241,6 @@ def _rank(target: torch.Tensor, candidates: torch.Tensor, others: int) -> torch.
     equal = (candidates == target).sum(1, dtype=torch.int32) + others
     rank = 1.0 + higher.double() + 0.5 * equal.double()
     return torch.where(target[:, 0] == -torch.inf, torch.inf, rank)
-
-
-def _counts(counts: np.ndarray | None, cases: Cases) -> np.ndarray:
-    counts = cases.counts if counts is None else np.asarray(counts)
-    if counts is None:
-        raise ValueError("counts: expected the train clicks of each item, got none, and the cases carry none")
-    if counts.ndim != 1 or counts.dtype.kind not in "iu":
-        raise ValueError(f"counts: expected an integer vector [I+1], got {counts.dtype} {list(counts.shape)}")
-    return counts
 
 
 def _best(masked: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
