@@ -16,7 +16,10 @@ from fastcl.recsys.metrics import SEEN
 from fastcl.recsys.models import Model
 
 # What config.json says beside the settings of a run: how, when and from where, not what was trained.
-NO_SETTINGS = ("format", "versions", "threads", "seed", "data", "split", "command")
+NO_SETTINGS = (
+    *("format", "versions", "seed", "data", "data_sha256", "split", "command"),
+    *("threads", "device", "processes", "save_every"),
+)
 
 
 class Run(NamedTuple):
