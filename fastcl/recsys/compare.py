@@ -129,9 +129,12 @@ def paired_test(a: np.ndarray, b: np.ndarray, draws: int = DRAWS, seed: int = 0)
 def _over_runs(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     row: dict[str, float] = {}
     for name in results[0]:
+        if name in ("cases", "unseen_targets"):  # the same for all
+            row[name] = results[0][name]
+            continue
         values = np.array([result[name] for result in results])
         row[name] = float(values.mean())
-        if len(values) > 1 and name not in ("cases", "unseen_targets"):
+        if len(values) > 1:
             row[f"{name} sd"] = float(values.std(ddof=1))
     return row
 

@@ -47,9 +47,12 @@ def curves(axes: Any, values: Mapping[str, Sequence[float]], title: str, label: 
 
 
 def impressions(axes: Any, shares: Mapping[str, Sequence[float]], title: str) -> None:
-    """CLRec's Fig. 3 and 4: share of impressions per log2 bucket of train clicks, one line a name."""
-    for name, share in shares.items():
-        axes.plot(share, marker="o", markersize=3, label=name)
+    """CLRec's Fig. 3 and 4: share of impressions per log2 bucket of train clicks, one line a name, the first
+    one grey."""
+    first, *others = shares  # what the others are held against: grey, so that a name has one colour in all pictures
+    axes.plot(shares[first], color="gray", linestyle="--", marker="o", markersize=3, label=first)
+    for name in others:
+        axes.plot(shares[name], marker="o", markersize=3, label=name)
     buckets = max(map(len, shares.values()))
     axes.set_xticks(range(buckets), ["0", *(str(2**b) for b in range(buckets - 1))], rotation=45)
     axes.set(title=title, xlabel="clicks in train, from", ylabel="share")

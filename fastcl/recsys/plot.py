@@ -216,7 +216,7 @@ STYLE = (
 
 def _page(numbers: Numbers, images: Mapping[str, bytes], split: Split, seen: str) -> str:
     results = numbers["results"]
-    columns = [key for key in next(iter(results.values())) if "@" in key]
+    columns = [key for key in next(iter(results.values())) if key.endswith(f"@{K[0]}")]
     head = "".join(f"<th>{html.escape(column)}</th>" for column in ["", *columns])
     body = "".join(
         f"<tr><td>{html.escape(name)}</td>"
