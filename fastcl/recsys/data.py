@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -185,12 +185,14 @@ class Histories:
 class Cases:
     """Prediction cases: `target[c]` follows row c of `history`.
 
-    user: int64 [C], index into the users. target: int64 [C], 1..I.
+    user: int64 [C], index into the users. target: int64 [C], 1..I. counts: int64 [I+1], clicks of each item in train,
+    which a `Split` adds to its cases.
     """
 
     user: np.ndarray
     history: Histories
     target: np.ndarray
+    counts: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if not len(self.user) == len(self.history) == len(self.target):
@@ -205,7 +207,7 @@ class Cases:
 class Split:
     """Train histories (row u = user u), validation and test cases.
 
-    counts: int64 [I+1], clicks of each item in train.
+    counts: int64 [I+1], clicks of each item in train; the cases carry them along.
     """
 
     items: Items
@@ -214,6 +216,10 @@ class Split:
     valid: Cases
     test: Cases
     counts: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ("valid", "test"):
+            object.__setattr__(self, name, replace(getattr(self, name), counts=self.counts))
 
 
 class Scorer(Protocol):
