@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from fastcl.recsys import checkpoint, report
-from fastcl.recsys.commands.common import cutoffs, read_data
+from fastcl.recsys.commands.common import cutoffs, read_split
 from fastcl.recsys.metrics import SEEN
 
 
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> None:
     data = config.get("data")
     if args.data is None and data is None:
         raise ValueError(f"{args.folder}: its config.json names no data; expected --data FILE")
-    split = read_data({**(data or {}), **({"path": args.data} if args.data else {})}).split()
+    split = read_split({**config, "data": {**(data or {}), **({"path": args.data} if args.data else {})}})
     if split.items.ids != model.items.ids:
         raise ValueError(f"data: expected the {len(model.items):,} items of the run, got {len(split.items):,} others")
     seen = args.seen or config.get("seen", "mask")
