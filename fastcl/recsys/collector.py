@@ -5,6 +5,7 @@ A bad row is refused by name, or dropped and counted where that was asked for; n
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -50,7 +51,7 @@ class Options:
         if "" in named or len(set(named)) < len(named):
             raise ValueError(f"user, item, time: expected different column names, got {', '.join(map(repr, named))}")
         try:
-            b"".decode(self.encoding)
+            io.TextIOWrapper(io.BytesIO(), encoding=self.encoding)
         except LookupError:
             raise ValueError(
                 f"encoding: expected a text encoding such as utf-8 or latin-1, got {self.encoding!r}"
