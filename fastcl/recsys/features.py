@@ -20,13 +20,14 @@ def read_columns(path: Path, format: str, encoding: str = "utf-8", quote: str = 
     """All columns of a table file, by name. Raises ValueError "FILE:LINE: what" at the first bad row."""
     with open_text(path, encoding) as (text, _):
         header, first, dialect = open_table(path, format, Options(encoding=encoding, quote=quote), text)
-        rows: list[list[str]] = []
+        cells: list[list[str]] = [[] for _ in header]
         for piece in pieces(text, first, len(header), dialect, encoding):
             if piece.faults:
                 line, _, message = min(piece.faults)
                 raise ValueError(f"{path}:{line}: {message}")
-            rows += piece.rows
-    return dict(zip(header, map(list, zip(*rows, strict=True)) if rows else ([] for _ in header), strict=True))
+            for column, more in zip(cells, piece.columns, strict=True):
+                column += more
+    return dict(zip(header, cells, strict=True))
 
 
 def join(
