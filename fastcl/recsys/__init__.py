@@ -9,7 +9,19 @@
 """
 
 from fastcl.recsys.checkpoint import load, save
-from fastcl.recsys.data import Cases, Feature, Histories, Interactions, Items, Scorer, Split, bundled
+from fastcl.recsys.data import (
+    Cases,
+    DataReport,
+    Feature,
+    Histories,
+    Interactions,
+    Items,
+    LeakageWarning,
+    Scorer,
+    Split,
+    SplitReport,
+    bundled,
+)
 from fastcl.recsys.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.metrics import evaluate, top_k
 from fastcl.recsys.models import MODELS, CLRec, CLRecConfig, SASRec, SASRecConfig
@@ -22,16 +34,19 @@ __all__ = [
     "CLRecConfig",
     "Cases",
     "CoOccurrence",
+    "DataReport",
     "Feature",
     "Histories",
     "Interactions",
     "Items",
+    "LeakageWarning",
     "PersonalFrequency",
     "Popularity",
     "SASRec",
     "SASRecConfig",
     "Scorer",
     "Split",
+    "SplitReport",
     "bundled",
     "evaluate",
     "fit",

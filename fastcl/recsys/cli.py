@@ -5,8 +5,9 @@ Options are checked before data is read; a fault of the user's is one line on st
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fastcl.recsys.commands import COMMANDS
 
@@ -14,6 +15,13 @@ from fastcl.recsys.commands import COMMANDS
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
+def _note(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
+    """A warning as one line, without the place in the code that raised it."""
+    print(f"fastcl: note: {message}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add(commands)
     args = parser.parse_args(argv)
     try:
-        args.run(args)
+        with warnings.catch_warnings():
+            warnings.showwarning = _note
+            args.run(args)
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
         print(f"fastcl {args.command}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

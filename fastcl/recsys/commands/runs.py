@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastcl.recsys import checkpoint
-from fastcl.recsys.commands.common import read_data
+from fastcl.recsys.commands.common import read_split
 from fastcl.recsys.data import Split
 from fastcl.recsys.metrics import SEEN
 from fastcl.recsys.models import Model
@@ -91,7 +91,7 @@ def _data(run: Run, path: str | None) -> dict[str, Any]:
 
 
 def _split(run: Run, path: str | None) -> Split:
-    return read_data(_data(run, path)).split()
+    return read_split({**run.config, "data": _data(run, path)})
 
 
 def _check_items(run: Run, split: Split) -> None:
