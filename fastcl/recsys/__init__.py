@@ -10,14 +10,27 @@
 
 from fastcl.recsys.checkpoint import load, save
 from fastcl.recsys.data import Cases, Feature, Histories, Interactions, Items, Scorer, Split, bundled
+from fastcl.recsys.export import export
 from fastcl.recsys.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.metrics import evaluate, top_k
-from fastcl.recsys.models import MODELS, CLRec, CLRecConfig, SASRec, SASRecConfig
-from fastcl.recsys.recommend import recommend
+from fastcl.recsys.models import (
+    MODELS,
+    BERT4Rec,
+    BERT4RecConfig,
+    CLRec,
+    CLRecConfig,
+    Model,
+    SASRec,
+    SASRecConfig,
+    register,
+)
+from fastcl.recsys.recommend import query_vectors, recommend, recommend_users
 from fastcl.recsys.train import fit
 
 __all__ = [
     "MODELS",
+    "BERT4Rec",
+    "BERT4RecConfig",
     "CLRec",
     "CLRecConfig",
     "Cases",
@@ -26,6 +39,7 @@ __all__ = [
     "Histories",
     "Interactions",
     "Items",
+    "Model",
     "PersonalFrequency",
     "Popularity",
     "SASRec",
@@ -34,9 +48,13 @@ __all__ = [
     "Split",
     "bundled",
     "evaluate",
+    "export",
     "fit",
     "load",
+    "query_vectors",
     "recommend",
+    "recommend_users",
+    "register",
     "save",
     "top_k",
 ]
