@@ -110,7 +110,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise ValueError(f"{path}: expected a run of format {FORMAT!r}, got something else")
     if config.get("model") not in MODELS:
-        raise ValueError(f"{path}: expected a model of {', '.join(MODELS)}, got {config.get('model')!r}")
+        known = ", ".join(MODELS)
+        hint = "; a model of your own: `fastcl --use FILE ...`, or `register` it, before its run is loaded"
+        raise ValueError(f"{path}: expected a model of {known}, got {config.get('model')!r}{hint}")
     return config
 
 
