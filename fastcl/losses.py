@@ -69,8 +69,9 @@ def _public(formula: Callable[..., Tensor], *, beside: Callable[..., float] | No
             negative_keys = None if negative_keys is None else normalized(negative_keys)
         negatives = Negatives(negative_keys, in_batch, queue, ids, negative_ids, log_q, negative_log_q)
         # With reduction="none" anything may come back.
-        known = beside is not None and reduction != "none"
-        expected = Expected(beside(**constants), weight=weight) if known else None
+        expected = None
+        if beside is not None and reduction != "none":
+            expected = Expected(beside(**constants), weight=weight)
         if symmetric:
             check_symmetric(negatives, temperature)
             rows = (

@@ -210,7 +210,7 @@ def edit(run: Path, name: str, **changes: object) -> None:
         (
             lambda run: edit(run, "config.json", model="gru"),
             ValueError,
-            r"expected a model of sasrec, clrec, got 'gru'",
+            r"expected a model of sasrec, clrec, .*got 'gru'",
         ),
         (lambda run: edit(run, "config.json", format="x"), ValueError, r"expected a run of format 'fastcl-run-1'"),
         (lambda run: (run / "config.json").write_text("{"), ValueError, r"config\.json: damaged"),

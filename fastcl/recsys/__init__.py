@@ -9,6 +9,7 @@
 """
 
 from fastcl.recsys.checkpoint import load, save
+from fastcl.recsys.compare import compare
 from fastcl.recsys.data import (
     Cases,
     DataReport,
@@ -22,14 +23,30 @@ from fastcl.recsys.data import (
     SplitReport,
     bundled,
 )
+from fastcl.recsys.export import export
 from fastcl.recsys.floors import CoOccurrence, PersonalFrequency, Popularity
-from fastcl.recsys.metrics import evaluate, top_k
-from fastcl.recsys.models import MODELS, CLRec, CLRecConfig, SASRec, SASRecConfig
-from fastcl.recsys.recommend import recommend
+from fastcl.recsys.groups import by_group
+from fastcl.recsys.metrics import evaluate, rank_cases, top_k
+from fastcl.recsys.models import (
+    MODELS,
+    BERT4Rec,
+    BERT4RecConfig,
+    CLRec,
+    CLRecConfig,
+    Model,
+    SASRec,
+    SASRecConfig,
+    register,
+)
+from fastcl.recsys.plot import plot
+from fastcl.recsys.recommend import query_vectors, recommend, recommend_users
+from fastcl.recsys.robustness import robustness
 from fastcl.recsys.train import fit
 
 __all__ = [
     "MODELS",
+    "BERT4Rec",
+    "BERT4RecConfig",
     "CLRec",
     "CLRecConfig",
     "Cases",
@@ -40,6 +57,7 @@ __all__ = [
     "Interactions",
     "Items",
     "LeakageWarning",
+    "Model",
     "PersonalFrequency",
     "Popularity",
     "SASRec",
@@ -48,10 +66,19 @@ __all__ = [
     "Split",
     "SplitReport",
     "bundled",
+    "by_group",
+    "compare",
     "evaluate",
+    "export",
     "fit",
     "load",
+    "plot",
+    "query_vectors",
+    "rank_cases",
     "recommend",
+    "recommend_users",
+    "register",
+    "robustness",
     "save",
     "top_k",
 ]

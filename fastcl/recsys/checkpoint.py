@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise ValueError(f"{path}: expected a run of format {FORMAT!r}, got something else")
     if config.get("model") not in MODELS:
-        raise ValueError(f"{path}: expected a model of {', '.join(MODELS)}, got {config.get('model')!r}")
+        known = ", ".join(MODELS)
+        hint = "; a model of your own: `fastcl --use FILE ...`, or `register` it, before its run is loaded"
+        raise ValueError(f"{path}: expected a model of {known}, got {config.get('model')!r}{hint}")
     return config
 
 
@@ -119,10 +121,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
+    write_parts(path, [data])
+
+
+def write_parts(path: Path, parts: Iterable[bytes]) -> None:
+    """The parts back to back, for content that need not fit in memory."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(data)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

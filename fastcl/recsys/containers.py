@@ -205,8 +205,8 @@ class Cases:
 class Split:
     """Train histories (row u = user u), validation and test cases.
 
-    counts: int64 [I+1], clicks of each item in train; the cases carry them along. report: how it was made and what it leaves out. data_report:
-    what reading found.
+    counts: int64 [I+1], clicks of each item in train; the cases carry them along. report: how it was made and what it
+    leaves out. data_report: what reading found.
     """
 
     items: Items

@@ -120,11 +120,9 @@ class SASRec(Model):
         clicks, item = self._clicks(histories, newest(histories, self.config.max_len))
         return self(item, clicks)[clicks.last]
 
-    def scores(self, histories: Histories) -> Tensor:
-        """float32 [B, I+1], inner products with the item table; the padding column is -inf."""
-        scores = self.encode(histories) @ self.item.weight.T
-        scores[:, PAD] = -torch.inf
-        return scores
+    def item_vectors(self) -> Tensor:
+        """[I+1, D], the item table."""
+        return self.item.weight
 
     def loss(self, batch: Batch) -> Tensor:
         hidden = self(batch.item, batch.clicks)
