@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from fastcl.recsys.containers import number_array
 from fastcl.recsys.data import PAD, Histories, Interactions, Items, Scorer
 from fastcl.recsys.metrics import SEEN, top_k
 from fastcl.recsys.models import Model
 from fastcl.recsys.options import at_least, one_of
-from fastcl.recsys.reading import number_array
 
 MAX_CHUNK = 256  # histories scored at once; more gains no speed
 SCORES = 2**25  # scores held at once, where that means fewer histories
