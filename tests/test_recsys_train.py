@@ -136,6 +136,7 @@ def test_run_folder(model_class, runs):
     assert sorted(p.name for p in folder.iterdir()) == [
         "config.json",
         "items.json",
+        "last.safetensors",
         "metrics.jsonl",
         "model.safetensors",
     ]
@@ -191,8 +192,8 @@ def edit(run: Path, name: str, **changes: object) -> None:
     ("damage", "error", "message"),
     [
         (flip_last_byte, ValueError, r"model\.safetensors: damaged, its content does not match its checksum"),
-        (cut_in_half, ValueError, r"model\.safetensors: damaged, or not a model that fastcl saved"),
-        (foreign_weights, ValueError, r"model\.safetensors: damaged, or not a model that fastcl saved"),
+        (cut_in_half, ValueError, r"model\.safetensors: damaged, or not a file that fastcl saved"),
+        (foreign_weights, ValueError, r"model\.safetensors: damaged, or not a file that fastcl saved"),
         (lambda run: (run / "model.safetensors").unlink(), FileNotFoundError, r"no model\.safetensors"),
         (lambda run: (run / "items.json").write_text("["), ValueError, r"config\.json or items\.json is damaged"),
         (lambda run: edit(run, "items.json", ids=["x"]), ValueError, r"config\.json or items\.json is damaged"),
@@ -205,7 +206,7 @@ def edit(run: Path, name: str, **changes: object) -> None:
         (
             lambda run: edit(run, "config.json", model="clrec", config={}),
             ValueError,
-            r"expected the weights of a clrec model",
+            r"expected format fastcl-run-1, model clrec, got format fastcl-run-1, model sasrec",
         ),
         (
             lambda run: edit(run, "config.json", model="gru"),
@@ -261,7 +262,8 @@ def test_a_loss_that_explodes_stops_the_training(tmp_path):
     split = memory()
     with pytest.raises(FloatingPointError, match="loss: expected a finite number, got .* try a lower lr than 1e"):
         fit(small(SASRec, split), split, epochs=2, lr=1e30, out=tmp_path / "run", progress=False)
-    assert not (tmp_path / "run").exists()
+    with pytest.raises(FileNotFoundError, match="no epoch is finished yet; fastcl resume"):
+        load(tmp_path / "run")
 
 
 def test_progress_is_plain_lines_off_a_terminal(capsys):

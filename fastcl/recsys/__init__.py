@@ -14,7 +14,7 @@ from fastcl.recsys.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.metrics import evaluate, top_k
 from fastcl.recsys.models import MODELS, CLRec, CLRecConfig, SASRec, SASRecConfig
 from fastcl.recsys.recommend import recommend
-from fastcl.recsys.train import fit
+from fastcl.recsys.train import fit, resume
 
 __all__ = [
     "MODELS",
@@ -37,6 +37,7 @@ __all__ = [
     "fit",
     "load",
     "recommend",
+    "resume",
     "save",
     "top_k",
 ]
