@@ -249,6 +249,11 @@ def test_a_folder_with_content_is_refused_unless_forced(tmp_path):
         ({"epochs": 0}, "epochs: expected at least 1, got 0"),
         ({"epochs": 1, "lr": -1.0}, "lr: expected a finite number above 0, got -1.0"),
         ({"epochs": 1, "seen": "hide"}, "seen: expected one of mask, keep, got 'hide'"),
+        ({"epochs": 1, "patience": 0}, "patience: expected at least 1, got 0"),
+        ({"epochs": 1, "metric": "mrr"}, "metric: expected one of ndcg@10, recall@10, got 'mrr'"),
+        ({"epochs": 1, "precision": "fp8"}, "precision: expected one of float32, bfloat16, got 'fp8'"),
+        ({"epochs": 1, "accumulate": 0}, "accumulate: expected at least 1, got 0"),
+        ({"epochs": 1, "save_every": -1.0}, "save_every: expected at least 0 and below inf, got -1.0"),
     ],
 )
 def test_bad_options_are_refused(options, message, tmp_path):
@@ -264,6 +269,33 @@ def test_a_loss_that_explodes_stops_the_training(tmp_path):
         fit(small(SASRec, split), split, epochs=2, lr=1e30, out=tmp_path / "run", progress=False)
     with pytest.raises(FileNotFoundError, match="no epoch is finished yet; fastcl resume"):
         load(tmp_path / "run")
+
+
+def test_accumulated_batches_are_one_large_one(tmp_path):
+    """Uneven batches too: the step weighs them by their targets."""
+    split = memory(users=45, length=6)
+    lengths = split.train.lengths.copy()
+    lengths[:15] = 3
+    split = dataclasses.replace(split, train=split.train._slice(split.train.offsets[:-1], lengths))
+    options = {"epochs": 4, "lr": 1e-2, "progress": False}
+    losses = {}
+    for batch, accumulate in ((45, 1), (10, 5), (10, 1)):
+        model = SASRec(split.items, dim=16, dropout=0.0, batch=batch, seed=0)
+        losses[batch, accumulate] = [line["loss"] for line in fit(model, split, accumulate=accumulate, **options)]
+    assert losses[10, 5] == pytest.approx(losses[45, 1], abs=1e-5)
+    assert losses[10, 1][3] < losses[45, 1][3] - 0.01  # five times as many steps
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_bfloat16_is_close_and_leaves_weights_in_float32(model_class):
+    split = memory()
+    losses = []
+    for precision in ("float32", "bfloat16"):
+        model = small(model_class, split)
+        losses.append(fit(model, split, epochs=2, precision=precision, progress=False)[1]["loss"])
+        assert all(p.dtype == torch.float32 for p in model.parameters())
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
 
 
 def test_progress_is_plain_lines_off_a_terminal(capsys):

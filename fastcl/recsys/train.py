@@ -249,6 +249,8 @@ def _announce(folder: Path, config: Mapping[str, Any], run: Run) -> None:
         if now.get(name) != version:
             text = f"begun with {name} {version}, goes on with {now.get(name)}: the result may differ in its last bits"
             print(f"{folder}: {text}", file=sys.stderr)
+    if not run.progress.history and not run.progress.step:
+        return
     finished = f"{len(run.progress.history)} of {run.settings.epochs} epochs are finished"
     print(f"{folder}: {finished}{', the run is complete' if run.progress.done(run.settings) else ''}", file=sys.stderr)
 
