@@ -21,7 +21,7 @@ import torch
 def clock(base: type, cpu_seconds: float, epochs: list[float]) -> Any:
     """A Lightning callback that appends each epoch's CPU seconds and ends the training once they are used up."""
 
-    class Clock(base):  # type: ignore[misc]
+    class Clock(base):
         def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
             self.begun = time.process_time()
 
