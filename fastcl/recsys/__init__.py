@@ -41,7 +41,7 @@ from fastcl.recsys.models import (
 from fastcl.recsys.plot import plot
 from fastcl.recsys.recommend import query_vectors, recommend, recommend_users
 from fastcl.recsys.robustness import robustness
-from fastcl.recsys.train import fit
+from fastcl.recsys.train import fit, resume
 
 __all__ = [
     "MODELS",
@@ -78,6 +78,7 @@ __all__ = [
     "recommend",
     "recommend_users",
     "register",
+    "resume",
     "robustness",
     "save",
     "top_k",

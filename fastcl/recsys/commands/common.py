@@ -2,6 +2,7 @@
 describes, and lists of numbers among the options."""
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,10 @@ def read_data(data: dict[str, Any]) -> Interactions:
     return Interactions.read(path, **_options(data))
 
 
-def read_split(config: dict[str, Any]) -> Split:
+def read_split(config: Mapping[str, Any]) -> Split:
     """The split that config.json describes: its "data", read as recorded and split as its "split" says."""
+    if "data" not in config:
+        raise ValueError("split: expected the data of the run, which its config.json does not name, got None")
     data = config["data"]
     if data.get("valid"):
         return Interactions.presplit(data["path"], data["valid"], data["test"], **_options(data))
@@ -93,11 +96,16 @@ def _options(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def cutoffs(option: str, text: str) -> tuple[int, ...]:
-    """ "10,50" -> (10, 50)."""
+    """"10,50" -> (10, 50)."""
+    return whole_numbers(option, text, low=1)
+
+
+def whole_numbers(option: str, text: str, low: int) -> tuple[int, ...]:
+    """"1,2,3" -> (1, 2, 3), none below `low`."""
     try:
-        k = tuple(int(part) for part in text.split(","))
+        numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ValueError(f"{option}: expected whole numbers separated by commas, got {text!r}") from None
-    for cutoff in k:
-        at_least(1, option, cutoff)
-    return k
+    for number in numbers:
+        at_least(low, option, number)
+    return numbers

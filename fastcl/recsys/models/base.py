@@ -24,6 +24,8 @@ class Model(nn.Module, ABC):
 
     name: ClassVar[str]
     Config: ClassVar[type]
+    # Which part of each batch `batches` gives, of how many: several processes share the batches out. For `bucketed`.
+    share: tuple[int, int] = (0, 1)
 
     def __init__(self, items: Items, config: Any) -> None:
         super().__init__()
@@ -68,14 +70,23 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Any]:
-        """One epoch of batches."""
+        """One epoch of batches: of each, the part that `share` names, possibly without targets.
+
+        `rng` is at the same state in all processes, and at no other place does the order of the batches come from.
+        """
 
     @abstractmethod
     def steps(self, train: Histories) -> int:
         """How many batches an epoch has."""
 
+    def targets(self, batch: Any) -> int:
+        """How many terms `loss` is the mean of: the weight of this batch beside others of the same step."""
+        return len(batch.target)
+
     def after_step(self, batch: Any) -> None:
-        """Called after each optimiser step, for what a model carries from batch to batch."""
+        """Called after each batch that had targets, for what a model carries from batch to batch: after the optimiser
+        step, or where several batches make a step and more are to come, after the batch's backward pass.
+        """
 
     @property
     def device(self) -> torch.device:

@@ -172,7 +172,7 @@ class BERT4Rec(Model):
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         """One epoch: every window once, newly covered."""
-        for spans in bucketed(self._windows(train), self.config.batch, rng):
+        for spans in bucketed(self._windows(train), self.config.batch, rng, self.share):
             clicks = pack(spans, self.device)
             covered = np.flatnonzero(cover(clicks, self.config.mask_rate, self.config.last_only, rng))
             item = train.item[clicks.source]

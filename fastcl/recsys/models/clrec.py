@@ -165,7 +165,7 @@ class CLRec(Model):
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         """One epoch: every click but a history's first is a target once."""
-        for spans in bucketed(prefixes(train, self.config.max_len), self.config.batch, rng):
+        for spans in bucketed(prefixes(train, self.config.max_len), self.config.batch, rng, self.share):
             yield Batch(*self._clicks(train, spans), self.tensor(train.item[spans.stop]))
 
     def _clicks(self, histories: Histories, spans: Spans) -> tuple[Packed, Tensor, Tensor]:

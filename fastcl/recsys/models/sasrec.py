@@ -134,7 +134,7 @@ class SASRec(Model):
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         """One epoch."""
         unclicked = Unclicked(train, len(self.items))
-        for spans in bucketed(windows(train, self.config.max_len), self.config.batch, rng):
+        for spans in bucketed(windows(train, self.config.max_len), self.config.batch, rng, self.share):
             clicks, item = self._clicks(train, spans._replace(stop=spans.stop - 1))
             negative = unclicked.draw(spans.row[clicks.row.numpy(force=True)], rng)
             yield Batch(clicks, item, self.tensor(train.item[clicks.source + 1]), self.tensor(negative))
