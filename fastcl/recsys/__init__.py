@@ -12,7 +12,7 @@ from fastcl.recsys.checkpoint import load, save
 from fastcl.recsys.data import Cases, Feature, Histories, Interactions, Items, Scorer, Split, bundled
 from fastcl.recsys.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.metrics import evaluate, top_k
-from fastcl.recsys.models import MODELS, CLRec, CLRecConfig, SASRec, SASRecConfig
+from fastcl.recsys.models import MODELS, CLRec, CLRecConfig, ContrastVAE, ContrastVAEConfig, SASRec, SASRecConfig
 from fastcl.recsys.recommend import recommend
 from fastcl.recsys.train import fit
 
@@ -22,6 +22,8 @@ __all__ = [
     "CLRecConfig",
     "Cases",
     "CoOccurrence",
+    "ContrastVAE",
+    "ContrastVAEConfig",
     "Feature",
     "Histories",
     "Interactions",

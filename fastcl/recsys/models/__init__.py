@@ -2,8 +2,11 @@
 
 from fastcl.recsys.models.base import Model
 from fastcl.recsys.models.clrec import CLRec, CLRecConfig
+from fastcl.recsys.models.contrastvae import ContrastVAE, ContrastVAEConfig
 from fastcl.recsys.models.sasrec import SASRec, SASRecConfig
 
-MODELS: dict[str, type[SASRec] | type[CLRec]] = {model.name: model for model in (SASRec, CLRec)}
+MODELS: dict[str, type[SASRec] | type[CLRec] | type[ContrastVAE]] = {
+    model.name: model for model in (SASRec, CLRec, ContrastVAE)
+}
 
-__all__ = ["MODELS", "CLRec", "CLRecConfig", "Model", "SASRec", "SASRecConfig"]
+__all__ = ["MODELS", "CLRec", "CLRecConfig", "ContrastVAE", "ContrastVAEConfig", "Model", "SASRec", "SASRecConfig"]
