@@ -15,6 +15,7 @@ from torch.distributions import Normal, kl_divergence
 from benchmarks.study import Plan, train
 from fastcl.recsys import Cases, ContrastVAE, ContrastVAEConfig, Histories, Items, Split, evaluate, fit, load, save
 from fastcl.recsys.batching import newest
+from fastcl.recsys.layers import POSITIONS
 from fastcl.recsys.models.contrastvae import View, divergence, variational_dropout_kl
 from fastcl.recsys.models.contrastvae_rules import (
     CLEAN,
@@ -35,7 +36,7 @@ from fastcl.recsys.models.contrastvae_views import CONTRASTS, RECONSTRUCTIONS, S
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 COUNT = 40
-SMALL = {"dim": 16, "max_len": 7}
+SMALL = {"dim": 16, "max_len": 7, "positions": "oldest"}
 MODES = {
     "AVAE": (),
     "MA": ("dropout",),
@@ -81,6 +82,7 @@ def test_shapes(mode, compat):
     assert set(net.diagnostics(data)) == {"kl", "variance"}
     batches = list(net.batches(data, np.random.default_rng(0)))
     assert len(batches) == net.steps(data)
+    assert all(net.targets(batch) == len(batch[0].target[batch[0].target > 0]) for batch in batches)
     assert {len(batch) for batch in batches} == {2 if MODES[mode] else 1}
     assert net.loss(batches[0]).shape == ()
 
@@ -97,6 +99,7 @@ def test_the_default_is_contrastive_and_the_authors_program_has_its_own_defaults
     ("options", "message"),
     [
         ({"augment": ("flip",)}, "augment: expected one of crop, mask, reorder, dropout, variational, got 'flip'"),
+        ({"positions": "last"}, "positions: expected one of oldest, newest, got 'last'"),
         ({"alpha": "item"}, "alpha: expected one of scalar, dimension, position, got 'item'"),
         ({"compat": "tf"}, "compat: expected one of none, paper-code, got 'tf'"),
         ({"reconstruction": "mse"}, "reconstruction: expected one of bce, sampled, softmax, got 'mse'"),
@@ -409,6 +412,13 @@ def test_paper_code_ranks_seen_items_at_zero_and_the_two_extra_rows():
     assert by_ndcg({"ndcg@20": 0.2}, {"ndcg@20": 0.1})
 
 
+def test_positions_may_count_from_the_newest_click():
+    one, two = (model(positions=positions).eval() for positions in POSITIONS)
+    data = histories()
+    assert not torch.equal(one.encode(data), two.encode(data))
+    assert torch.equal(two.encode(data), two.encode(data.last(7)))
+
+
 def test_left_padding_and_newest_windows():
     clicks = left_padded(np.array([2, 3]), 3, torch.device("cpu"))
     assert clicks.source.tolist() == [-1, 0, 1, 2, 3, 4]
@@ -596,6 +606,7 @@ def memory(users: int = 50, length: int = 4) -> Split:
 def test_fifty_users_are_memorised(mode):
     split = memory()
     options = {"dim": 32, "batch": 16, "dropout": 0.1, "kl_weight": 0.001, "augment": MODES[mode], "lr": 5e-3}
+    options["positions"] = "oldest"  # so that a click trained in mid-history is served at the end of a prefix
     net = ContrastVAE(split.items, seed=0, **options)
     fit(net, split, epochs=40, progress=False)
     assert evaluate(net, split.test, counts=split.counts)["recall@10"] > 0.95

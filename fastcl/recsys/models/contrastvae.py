@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fastcl.recsys.batching import Packed, Spans, Unclicked, batch_count, bucketed, newest
+from fastcl.recsys.batching import Packed, Spans, Unclicked, batch_count, bucketed, log_shares, newest
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.layers import PostBlock
+from fastcl.recsys.layers import POSITIONS, PostBlock
 from fastcl.recsys.models.base import Model
 from fastcl.recsys.models.contrastvae_rules import CLEAN, RULES, Sampler
 from fastcl.recsys.models.contrastvae_views import CONTRASTS, RECONSTRUCTIONS, SEQUENCE
@@ -32,6 +32,7 @@ class ContrastVAEConfig:
     """dim must be a multiple of heads; blocks is the depth of each of the three Transformers; `batch` counts windows
     of at most max_len clicks.
 
+    positions: counted from the "newest" click or the "oldest" one.
     augment: what makes the second view: any of "crop", "mask", "reorder" (one of those given at random a sequence, the
         paper's DA), "dropout" (MA), "variational" (VA); together they combine; () is AVAE: one view, no contrast.
     alpha: of VA, "scalar", "dimension" or "position". sigma_dropout: of MA and DA in the authors' program only.
@@ -47,6 +48,7 @@ class ContrastVAEConfig:
     heads: int = 2
     blocks: int = 1
     max_len: int = 50
+    positions: str = "newest"
     dropout: float = 0.4
     attention_dropout: float = 0.0
     batch: int = 128
@@ -76,6 +78,7 @@ class ContrastVAEConfig:
             above(0.0, name, getattr(self, name))
         for name in self.augment:
             one_of((*SEQUENCE, MODEL, VARIATIONAL), "augment", name)
+        one_of(POSITIONS, "positions", self.positions)
         one_of(ALPHAS, "alpha", self.alpha)
         one_of(RECONSTRUCTIONS, "reconstruction", self.reconstruction)
         one_of(CONTRASTS, "contrast", self.contrast)
@@ -122,7 +125,7 @@ class ContrastVAE(Model):
     name = "contrastvae"
     Config = ContrastVAEConfig
     step: Tensor  # int64 [], optimiser steps so far
-    log_share: Tensor  # [I], log of each item's share of the train clicks, set by `batches`
+    bias: Tensor  # [I], joins the logits of the loss; set by `batches`
 
     def __init__(self, items: Items, *, seed: int = 0, **options: Any) -> None:
         rules = RULES.get(options.get("compat", "none"), CLEAN)  # an unknown name is the config's to refuse
@@ -146,7 +149,7 @@ class ContrastVAE(Model):
         learned = config.temperature_is == "learned" and config.augment
         self.log_temperature = nn.Parameter(torch.tensor(config.temperature).log()) if learned else None
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("log_share", torch.zeros(len(items)), persistent=False)
+        self.register_buffer("bias", torch.zeros(len(items)), persistent=False)
 
     def _transformer(self) -> nn.ModuleList:
         config = self.config
@@ -156,7 +159,8 @@ class ContrastVAE(Model):
 
     def posterior(self, item: Tensor, clicks: Packed, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """item [n] -> mean and log-variance of z at each position, [n, D]."""
-        mu = log_variance = self.dropout(self.norm(self.item(item) + self.position(clicks.position)))
+        position = self.position(POSITIONS[self.config.positions](clicks))
+        mu = log_variance = self.dropout(self.norm(self.item(item) + position))
         for block in self.to_mu:
             mu = block(mu, clicks, mask)
         for block in self.to_log_variance:
@@ -187,9 +191,13 @@ class ContrastVAE(Model):
         """float32 [B, I+2], inner products with every row of the table: padding, items, the mask token."""
         return self.encode(histories) @ self.item.weight.T
 
+    def item_vectors(self) -> Tensor:
+        """[I+1, D], the item table without the mask token."""
+        return self.item.weight[:-1]
+
     def scores(self, histories: Histories) -> Tensor:
         """float32 [B, I+1], inner products with the item table; the padding column is -inf."""
-        scores = self.logits(histories)[:, :-1]
+        scores = self.encode(histories) @ self.item_vectors().T
         scores[:, PAD] = -torch.inf
         return scores
 
@@ -210,8 +218,7 @@ class ContrastVAE(Model):
     def parts(self, batch: tuple[View, ...]) -> dict[str, Tensor]:
         """The weighted terms of the loss, whose sum it is: reconstruction and kl of both views, contrast, alpha."""
         config = self.config
-        bias = config.debias * self.log_share
-        reconstruction, kl, pooled = bias.new_zeros(()), bias.new_zeros(()), []
+        reconstruction, kl, pooled = self.bias.new_zeros(()), self.bias.new_zeros(()), []
         for nth, view in enumerate(batch):
             clicks = view.clicks
             mask = self.rules.attention(clicks, view.item)
@@ -220,7 +227,7 @@ class ContrastVAE(Model):
             z = self._sampler(nth)(mu, (0.5 * log_variance).exp(), alpha, config.sigma_dropout, self.training)
             real = view.target != PAD
             reconstruction = reconstruction + RECONSTRUCTIONS[config.reconstruction].loss(
-                self.decode(z, clicks, mask)[real], self.item.weight[:-1], view.target[real], view.negative, bias
+                self.decode(z, clicks, mask)[real], self.item_vectors(), view.target[real], view.negative, self.bias
             )
             kl = kl + divergence(mu, log_variance).mean()
             total = z.new_zeros(len(clicks.length), config.dim).index_add(0, clicks.row, z)
@@ -233,6 +240,10 @@ class ContrastVAE(Model):
             parts["alpha"] = variational_dropout_kl(self.alpha_logit.sigmoid())
         return parts
 
+    def targets(self, batch: tuple[View, ...]) -> int:
+        """How many positions of the first view the loss is a mean over."""
+        return int((batch[0].target != PAD).sum())
+
     def after_step(self, batch: tuple[View, ...]) -> None:
         self.step += 1
 
@@ -241,8 +252,7 @@ class ContrastVAE(Model):
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[tuple[View, ...]]:
         """One epoch; a batch is its one or two views."""
-        counts = 1.0 + np.bincount(train.item, minlength=len(self.items) + 1)[1:]
-        self.log_share.copy_(self.tensor(np.log(counts / counts.sum())))
+        self.bias.copy_(self.config.debias * log_shares(train, len(self.items)).to(self.device))
         unclicked = Unclicked(train, len(self.items))
         for spans in bucketed(self.rules.spans(train, self.config.max_len), self.config.batch, rng):
             lengths = spans.stop - spans.start - 1

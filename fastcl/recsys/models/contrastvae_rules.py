@@ -163,6 +163,7 @@ PAPER_CODE = Rules(
     options={
         "dim": 128,
         "heads": 4,
+        "positions": "oldest",  # of max_len, padding included, so that the newest click always has the same
         "dropout": 0.3,
         "batch": 256,
         "reconstruction": "bce",
