@@ -44,7 +44,7 @@ def work(manifest: dict[str, Any], results: Path, data: Path, states: Path, only
         if only not in f"{run['label']} {run['data']}" or any(found["id"] == run["id"] for found in done):
             continue
         print(f"{run['label']}, {run['data']}, seed {run['seed']} ({run['id']})", flush=True)
-        split = Interactions.read(data / f"{run['data']}.txt.gz", user="", item="", format="sequence").split()
+        split = Interactions.read(data / f"{run['data']}.txt.gz", format="sequence").split()
         plan = None if run["plan"] is None else Plan(**run["plan"])
         found = measure(run["model"], run["options"] or {}, plan, run["seed"], split, states / run["id"])
         facts = {"revision": revision(), "machine": machine()}
