@@ -126,6 +126,12 @@ def batch_count(spans: Spans, batch: int) -> int:
     return -(-len(spans.start) // batch)
 
 
+def log_shares(train: Histories, n_items: int) -> Tensor:
+    """float32 [I], log of each item's share of the clicks, one click added to each."""
+    counts = 1.0 + np.bincount(train.item, minlength=n_items + 1)[1:]
+    return torch.from_numpy(np.log(counts / counts.sum())).float()
+
+
 class Unclicked:
     """Draws items that a history does not contain, uniformly and exactly: no rejection, whatever share of the items
     it holds.

@@ -4,11 +4,19 @@ clicks.
 No item tables, no losses and no batching here. Linear layers see real clicks only; attention runs on the padded block.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcl.recsys.batching import Packed
+
+# Which row of a position table a click takes: its place from the oldest click of its window, or from the newest one.
+POSITIONS: dict[str, Callable[[Packed], Tensor]] = {
+    "oldest": lambda clicks: clicks.position,
+    "newest": lambda clicks: clicks.length[clicks.row] - 1 - clicks.position,
+}
 
 
 class CausalBlock(nn.Module):

@@ -6,10 +6,11 @@ from typing import Any, TypeVar
 from fastcl.recsys.models.base import Model
 from fastcl.recsys.models.bert4rec import BERT4Rec, BERT4RecConfig
 from fastcl.recsys.models.clrec import CLRec, CLRecConfig
+from fastcl.recsys.models.contrastvae import ContrastVAE, ContrastVAEConfig
 from fastcl.recsys.models.sasrec import SASRec, SASRecConfig
 
 # Any: a model is made as MODEL(items, seed=..., **options), and `options` are the fields of its own Config.
-MODELS: dict[str, Any] = {model.name: model for model in (SASRec, CLRec, BERT4Rec)}
+MODELS: dict[str, Any] = {model.name: model for model in (SASRec, CLRec, BERT4Rec, ContrastVAE)}
 
 M = TypeVar("M", bound=type[Model])
 
@@ -47,6 +48,8 @@ __all__ = [
     "BERT4RecConfig",
     "CLRec",
     "CLRecConfig",
+    "ContrastVAE",
+    "ContrastVAEConfig",
     "Model",
     "SASRec",
     "SASRecConfig",
