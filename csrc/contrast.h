@@ -6,8 +6,11 @@
 //   forward:   rows = queries, columns = keys;    weight = exp(x - running maximum); out = mean key
 //   backward:  rows = keys,    columns = queries; weight = exp(x - lse of the column); out = gradient of the key
 // and, for losses over pairs, the same with softplus(x) summed and weight = sigmoid(x).
+// A forward may keep its weights and multiply them, transposed, with one vector per row as well (ColumnSums): where the
+// gradients of the rows are known by then, this is the gradient of the keys, with no similarity computed twice.
 // All similarities are in units of log 2, so that the exponential is exp2.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <type_traits>
 
@@ -40,12 +43,13 @@ constexpr Tag<T> tag_of(int64_t id) {
 template <class T>
 struct Columns {
   int64_t count;
-  const T* panels;        // [panels][features][panel width], zero in the padding
+  Matrix data;            // [count, features]
+  const T* factor;        // [count] or null: multiplies a column as it is packed
+  const T* panels;        // [panels][panel elements] from pack_panels; null: packed strip by strip
   const T* shift;         // [panels * panel width] or null: added to x; -inf takes a column out
   const int64_t* id;      // [count] or null
   const Tag<T>* tag;      // [panels * panel width] or null, of the ids
-  Matrix values;          // [count, features], what the weights are multiplied with
-  const T* value_factor;  // [count] or null: multiplies a row of values
+  const T* value_factor;  // [count] or null: multiplies a column where the weights are multiplied with it
   const T* extra;         // [count] or null: one more feature of the values
 };
 
@@ -58,20 +62,56 @@ struct Pass {
   const T* row_shift;   // [rows] or null: added to x
   const int64_t* row_id;
   Columns<T> columns;
-  T* reduced;         // forward: [rows], what the reducer makes of a row, in natural units
-  MutableMatrix out;  // [rows, features], sum of weights * values
-  T* out_extra;       // [rows], where columns.extra is given
+  T* reduced;               // forward: [rows], what the reducer makes of a row, in natural units
+  MutableMatrix out;        // [rows, features], sum of weights * values
+  T* out_extra;             // [rows], where columns.extra is given
+  std::atomic<bool>* wild;  // set by kernels that cannot take the data they met; what they made of it is void
+};
+
+// A rectangle of the similarity matrix, walked by one thread, and what it knows of its rows afterwards. Buffers are as
+// long as whole tiles of rows.
+template <class T>
+struct Part {
+  int64_t row_begin, row_end;
+  int64_t panel_begin, panel_end;
+  T* maximum;  // [rows], what weights are relative to
+  T* sum;      // [rows] of weights; after `combine` what makes a weight of this part a share of the whole row
+  T* out;      // [rows][out stride] or null
+  T* weights;  // [panels][tiles][cell] or null: kept for column sums
+};
+
+// For each column of a part with kept weights: the sum over its rows of weight * share * values.
+template <class T>
+struct ColumnSums {
+  Matrix values;    // [rows of the pass, features]
+  const T* factor;  // [rows of the part, whole tiles], zero in the padding: multiplies a row of values
+  const T* extra;   // the same or null: one more feature of the values
+  T* sums;          // [panels of the pass][column sum elements]
+  bool add;         // to what is there already
+};
+
+template <class T>
+struct Reduction {
+  void (*walk)(const Pass<T>&, const Part<T>&, T* scratch);
+  // Rows [begin, end) from the parts that share them.
+  void (*combine)(const Pass<T>&, const Part<T>* parts, int64_t count, int64_t begin, int64_t end);
 };
 
 // What one instruction set offers for one element type. Host code owns threads and memory; these own the loops.
 template <class T>
 struct Kernels {
-  int64_t tile_rows;    // rows per register tile: the unit in which rows are split over threads
-  int64_t panel_width;  // columns per register tile
-  int64_t (*scratch_elements)(const Pass<T>&);
-  // Columns [begin, end) in panels of `panel_width`; factor [rows] or null.
-  void (*pack_panels)(Matrix, const T* factor, int64_t rows, int64_t features, int64_t panel_begin, int64_t panel_end,
-                      T* panels);
+  const Kernels* any;     // for data that these find wild; null: they take everything
+  int64_t tile_rows;      // rows per register tile: the unit in which rows are split
+  int64_t panel_width;    // columns per register tile: the unit in which columns are split
+  int64_t strip_columns;  // columns between two rounds of values
+  int64_t cell_elements;  // of the weights of one tile
+  int64_t (*panel_elements)(int64_t features);
+  int64_t (*out_stride)(int64_t features);  // features with the extra one
+  int64_t (*scratch_elements)(const Pass<T>&, const Part<T>&);
+  int64_t (*column_sum_elements)(int64_t features);  // of one panel; features with the extra one
+  int64_t (*column_scratch_elements)(const Part<T>&, int64_t features);
+  // Columns in panels [begin, end), written from panels[0] on.
+  void (*pack_panels)(const Pass<T>&, int64_t panel_begin, int64_t panel_end, T* panels);
   // A vector as T.
   void (*widen_vector)(Matrix, int64_t count, T* out);
   // out[i] = <a_i, b_i> over features.
@@ -79,11 +119,14 @@ struct Kernels {
   // out_i = u_i * x_i + v_i * y_i; y may be absent (null data).
   void (*row_combine)(const T* u, Matrix x, const T* v, Matrix y, int64_t features, int64_t begin, int64_t end,
                       MutableMatrix out);
-  // A pass over row tiles [begin, end). Forward with its reducer's weights, and backward with known ones:
-  void (*log_sum_exp)(const Pass<T>&, int64_t tile_begin, int64_t tile_end, T* scratch);   // exp(x) / sum exp(x)
-  void (*known_sum)(const Pass<T>&, int64_t tile_begin, int64_t tile_end, T* scratch);     // exp(x)
-  void (*softplus_sum)(const Pass<T>&, int64_t tile_begin, int64_t tile_end, T* scratch);  // sigmoid(x)
-  void (*sigmoid)(const Pass<T>&, int64_t tile_begin, int64_t tile_end, T* scratch);       // sigmoid(x)
+  Reduction<T> log_sum_exp;   // forward: exp(x) / sum exp(x)
+  Reduction<T> known_sum;     // backward: exp(x)
+  Reduction<T> softplus_sum;  // forward: sigmoid(x)
+  Reduction<T> sigmoid;       // backward: sigmoid(x)
+  void (*column_sums)(const Pass<T>&, const Part<T>&, const ColumnSums<T>&, T* scratch);
+  // Sums of panels [begin, end) into rows of `out` [columns, features] and into out_extra [columns] or null.
+  void (*write_column_sums)(const T* sums, int64_t columns, int64_t features, int64_t panel_begin, int64_t panel_end,
+                            T* out, T* out_extra);
 };
 
 struct Isa {
@@ -91,11 +134,15 @@ struct Isa {
   bool (*supported)();
   Kernels<float> f32;
   Kernels<double> f64;
+  const Kernels<float>* bf16 = nullptr;  // where both sides are of that type, if anything is gained by knowing
+  const Kernels<float>* f16 = nullptr;
 };
 
 template <class T>
-const Kernels<T>& kernels_of(const Isa& isa) {
+const Kernels<T>& kernels_of(const Isa& isa, DType rows, DType columns) {
   if constexpr (sizeof(T) == 4) {
+    if (rows == columns && rows == DType::kBFloat16 && isa.bf16 != nullptr) return *isa.bf16;
+    if (rows == columns && rows == DType::kFloat16 && isa.f16 != nullptr) return *isa.f16;
     return isa.f32;
   } else {
     return isa.f64;

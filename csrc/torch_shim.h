@@ -38,6 +38,7 @@ FASTCL_SHIM AOTITorchError aoti_torch_library_init_impl(const char*, const char*
                                                         TorchLibraryHandle*);
 FASTCL_SHIM AOTITorchError torch_library_impl(TorchLibraryHandle, const char*,
                                               void (*)(StableIValue*, uint64_t, uint64_t), uint64_t);
+FASTCL_SHIM AOTITorchError torch_get_num_threads(uint32_t*);
 FASTCL_SHIM AOTITorchError torch_parallel_for(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void*), void*);
 }
 
@@ -123,6 +124,12 @@ inline double to_double(StableIValue value) {
 }
 
 inline bool to_bool(StableIValue value) { return (value & 0xff) != 0; }
+
+inline int64_t threads() {
+  uint32_t count = 1;
+  FASTCL_OK(torch_get_num_threads(&count));
+  return count;
+}
 
 // f(begin, end) on torch's own threads. f must not throw: torch would lose the message.
 template <class F>

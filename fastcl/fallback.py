@@ -116,7 +116,8 @@ def forward(
     col_id: Tensor,  # [M], or [0]
     factor: float,
     row_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    *expected: Any,  # sums over columns on the way are for the compiled kernels
+) -> tuple[Tensor, ...]:
     dtype = compute_dtype(query, key, positive)
     n, m = query.shape[0], key.shape[0]
     q, k = query.to(dtype), key.to(dtype)
@@ -129,7 +130,8 @@ def forward(
         lse.append(_logsumexp(x))
         if row_grad:
             mean_key.append(_weights(x, lse[-1]) @ k)
-    return pos, torch.cat(lse), torch.cat(mean_key) if row_grad else q.new_empty(0)
+    nothing = (q.new_empty(0) for _ in range(3))  # each one of its own: an op's results must not share memory
+    return pos, torch.cat(lse), torch.cat(mean_key) if row_grad else q.new_empty(0), *nothing
 
 
 @no_autocast
@@ -145,6 +147,9 @@ def backward(
     col_id: Tensor,
     lse: Tensor,
     mean_key: Tensor,
+    expected: Tensor,
+    key_sum: Tensor,
+    bias_sum: Tensor,
     factor: float,
     query_grad: bool,
     key_grad: bool,

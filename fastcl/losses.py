@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcl.fallback import compute_dtype
+from fastcl.ops import Expected
 from fastcl.rows import (
     Negatives,
     Queue,
@@ -31,9 +32,16 @@ from fastcl.rows import (
 )
 
 
-def _loss(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Makes a formula over `Rows` a public loss: the shared arguments in front, the formula's own keywords behind."""
+def _loss(beside: Callable[..., float] | None) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Makes a formula over `Rows` a public loss: the shared arguments in front, the formula's own keywords behind.
 
+    beside: where lse enters the formula as log(a exp(pos) + exp(lse)), up to a factor: a function from the formula's
+        keywords to log a; else None. Only speed depends on it (`fastcl.ops.Expected`).
+    """
+    return functools.partial(_public, beside=beside)
+
+
+def _public(formula: Callable[..., Tensor], *, beside: Callable[..., float] | None) -> Callable[..., Tensor]:
     @functools.wraps(formula, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
     def loss(
         query: Tensor,  # [N, D]
@@ -60,15 +68,19 @@ def _loss(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
             query, positive_key = normalized(query), normalized(positive_key)
             negative_keys = None if negative_keys is None else normalized(negative_keys)
         negatives = Negatives(negative_keys, in_batch, queue, ids, negative_ids, log_q, negative_log_q)
+        # With reduction="none" anything may come back.
+        expected = None
+        if beside is not None and reduction != "none":
+            expected = Expected(beside(**constants), weight=weight)
         if symmetric:
             check_symmetric(negatives, temperature)
             rows = (
-                rows_of(query, positive_key, temperature, negatives),
-                rows_of(positive_key, query, temperature, negatives),
+                rows_of(query, positive_key, temperature, negatives, expected),
+                rows_of(positive_key, query, temperature, negatives, expected),
             )
             per_row = 0.5 * (formula(rows[0], **constants) + formula(rows[1], **constants))
         else:
-            per_row = formula(rows_of(query, positive_key, temperature, negatives), **constants)
+            per_row = formula(rows_of(query, positive_key, temperature, negatives, expected), **constants)
         return reduced(per_row, reduction, weight)
 
     shared = [p for p in inspect.signature(loss, follow_wrapped=False).parameters.values() if p.name != "constants"]
@@ -77,7 +89,19 @@ def _loss(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return loss
 
 
-@_loss
+def _as_it_is(**constants: Any) -> float:
+    return 0.0
+
+
+def _nothing(**constants: Any) -> float:
+    return -math.inf
+
+
+def _epsilon(epsilon: float = 0.0, **constants: Any) -> float:
+    return math.log(epsilon) if isinstance(epsilon, (int, float)) and epsilon > 0 else -math.inf
+
+
+@_loss(_as_it_is)
 def infonce(rows: Rows) -> Tensor:
     """InfoNCE (van den Oord et al. 2018, Eq. 4): -log of the positive's share in the softmax over it and the negatives.
 
@@ -135,7 +159,7 @@ def infonce(rows: Rows) -> Tensor:
     return softplus(rows.lse - rows.pos)
 
 
-@_loss
+@_loss(_nothing)
 def dcl(rows: Rows) -> Tensor:
     """Decoupled contrastive loss (Yeh et al. 2022): InfoNCE without the positive in the denominator.
 
@@ -174,7 +198,7 @@ def mises_fisher_weights(query: Tensor, positive_key: Tensor, sigma: float = 0.5
     return 2.0 - len(query) * torch.softmax(similarity / sigma, 0)
 
 
-@_loss
+@_loss(_nothing)
 def dclw(rows: Rows, *, weight_fn: Callable[[Tensor, Tensor], Tensor] = mises_fisher_weights) -> Tensor:
     """Weighted decoupled contrastive loss, DCLW (Yeh et al. 2022): DCL with a weight on the positive term.
 
@@ -194,7 +218,7 @@ def dclw(rows: Rows, *, weight_fn: Callable[[Tensor, Tensor], Tensor] = mises_fi
     return _unless_empty(rows, rows.lse - weights * rows.pos)
 
 
-@_loss
+@_loss(None)
 def debiased_infonce(rows: Rows, *, tau_plus: float = 0.1, beta: float = 0.0) -> Tensor:
     """Debiased InfoNCE (Chuang et al. 2020, Eqs. 7 and 8); with beta > 0, hard negatives (Robinson et al. 2021).
 
@@ -238,7 +262,7 @@ def debiased_infonce(rows: Rows, *, tau_plus: float = 0.1, beta: float = 0.0) ->
     return _unless_empty(rows, softplus(torch.maximum(negative, log_count - rows.scale) - rows.pos))
 
 
-@_loss
+@_loss(_epsilon)
 def infonce_plus(rows: Rows, *, epsilon: float = 0.0, lam: float = 1.1) -> Tensor:
     """InfoNCE+ (Li et al. 2023, arXiv 2312.08520): `epsilon` weighs the positive in the denominator, `lam` repulsion.
 
@@ -261,7 +285,7 @@ def infonce_plus(rows: Rows, *, epsilon: float = 0.0, lam: float = 1.1) -> Tenso
     return _unless_empty(rows, lam * softplus(rows.lse - z) + ((lam - 1) * rows.pos + lam * math.log(epsilon)))
 
 
-@_loss
+@_loss(_nothing)
 def mine(rows: Rows) -> Tensor:
     """MINE (Belghazi et al. 2018; for recommendation Li et al. 2023): the negative terms are averaged, not summed.
 
@@ -277,7 +301,7 @@ def mine(rows: Rows) -> Tensor:
     return _unless_empty(rows, _log_mean(rows) - rows.pos)
 
 
-@_loss
+@_loss(_nothing)
 def mine_plus(rows: Rows, *, lam: float = 1.1) -> Tensor:
     """MINE+ (Li et al. 2023, arXiv 2312.08520): MINE with a weight `lam` > 0 on repulsion (paper: 1.1 to 1.2).
 

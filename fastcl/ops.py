@@ -4,9 +4,10 @@ The kernels live in the compiled part (CPU) or in fallback.py (everything else) 
 backward. Backward is itself differentiated through the fallback's plain torch operations.
 """
 
+import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,12 +20,15 @@ _lib = torch.library.Library("fastcl", "DEF")
 # An optional tensor crosses the op boundary as an empty 1-D tensor: the stable C ABI has no cheap Optional.
 _lib.define(
     "contrast_forward(Tensor query, Tensor key, Tensor positive, Tensor scale, Tensor bias, "
-    "Tensor row_id, Tensor col_id, float factor, bool row_grad) -> (Tensor pos, Tensor lse, Tensor mean_key)"
+    "Tensor row_id, Tensor col_id, float factor, bool row_grad, bool key_grad, bool bias_grad, "
+    "float shift, Tensor row_shift, Tensor rest, Tensor row_weight) "
+    "-> (Tensor pos, Tensor lse, Tensor mean_key, Tensor expected, Tensor key_sum, Tensor bias_sum)"
 )
 _lib.define(
     "contrast_backward(Tensor grad_pos, Tensor grad_lse, Tensor query, Tensor key, Tensor positive, Tensor scale, "
-    "Tensor bias, Tensor row_id, Tensor col_id, Tensor lse, Tensor mean_key, float factor, bool query_grad, "
-    "bool key_grad, bool positive_grad, bool scale_grad, bool bias_grad) "
+    "Tensor bias, Tensor row_id, Tensor col_id, Tensor lse, Tensor mean_key, Tensor expected, Tensor key_sum, "
+    "Tensor bias_sum, float factor, bool query_grad, bool key_grad, bool positive_grad, bool scale_grad, "
+    "bool bias_grad) "
     "-> (Tensor grad_query, Tensor grad_key, Tensor grad_positive, Tensor grad_scale, Tensor grad_bias)"
 )
 
@@ -57,20 +61,26 @@ _implement("contrast_backward", fallback.backward)
 
 @torch.library.register_fake("fastcl::contrast_forward", lib=_lib)
 def _(query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor,
-      factor: float, row_grad: bool) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+      factor: float, row_grad: bool, key_grad: bool, bias_grad: bool, shift: float, row_shift: Tensor, rest: Tensor,
+      row_weight: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
     dtype = compute_dtype(query, key, positive)
-    n = query.shape[0]
+    n, d = query.shape
+    m = key.shape[0]
     return (
         query.new_empty(n if positive.dim() == 2 else 0, dtype=dtype),
         query.new_empty(n, dtype=dtype),
-        query.new_empty((n, query.shape[1]) if row_grad else (0,), dtype=dtype),
+        query.new_empty((n, d) if row_grad else (0,), dtype=dtype),
+        query.new_empty(n if key_grad or bias_grad else 0, dtype=dtype),
+        query.new_empty((m, d) if key_grad or bias_grad else (0,), dtype=dtype),
+        query.new_empty(m if bias_grad else 0, dtype=dtype),
     )
 
 
 @torch.library.register_fake("fastcl::contrast_backward", lib=_lib)
 def _(grad_pos: Tensor, grad_lse: Tensor, query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor,
-      row_id: Tensor, col_id: Tensor, lse: Tensor, mean_key: Tensor, factor: float, query_grad: bool, key_grad: bool,
-      positive_grad: bool, scale_grad: bool, bias_grad: bool) -> tuple[Tensor, ...]:  # fmt: skip
+      row_id: Tensor, col_id: Tensor, lse: Tensor, mean_key: Tensor, expected: Tensor, key_sum: Tensor,
+      bias_sum: Tensor, factor: float, query_grad: bool, key_grad: bool, positive_grad: bool, scale_grad: bool,
+      bias_grad: bool) -> tuple[Tensor, ...]:  # fmt: skip
     def like(wanted: bool, t: Tensor, shape: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
         return t.new_empty(shape if wanted else (0,), dtype=dtype if wanted else lse.dtype)
 
@@ -86,6 +96,25 @@ def _(grad_pos: Tensor, grad_lse: Tensor, query: Tensor, key: Tensor, positive: 
 _forward = torch.ops.fastcl.contrast_forward.default
 _backward = torch.ops.fastcl.contrast_backward.default
 _NONE = torch.empty(0)
+# The ops' arguments where nothing is expected: no sums over columns wanted, and none saved.
+PLAIN = (False, False, -math.inf, _NONE, _NONE, _NONE)
+NO_SUMS = (_NONE, _NONE, _NONE)
+
+
+class Expected(NamedTuple):
+    """What a caller expects to come back into lse, up to one common factor: the derivative by lse_i of
+
+        weight_i * log(exp(pos_i + shift + row_shift_i) + exp(rest_i) + exp(lse_i))
+
+    While the weights are at hand, the gradient of the keys is summed for it: a matrix product less than computing the
+    similarities again in the backward pass. Only speed depends on it: backward compares what comes with what was
+    expected, and where that differs it computes as without.
+    """
+
+    shift: float  # -inf: the positive takes no part
+    row_shift: Tensor | None = None  # [N]
+    rest: Tensor | None = None  # [N], the log-sum-exp of other negatives
+    weight: Tensor | None = None  # [N]
 
 
 class _Backward(Function):
@@ -100,7 +129,7 @@ class _Backward(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.save_for_backward(*inputs[:11])
-        ctx.factor, *ctx.wanted = inputs[11:]
+        ctx.factor, *ctx.wanted = inputs[14:]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -115,58 +144,53 @@ class _Backward(Function):
             )
 
         def first_order(grad_pos: Tensor, grad_lse: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-            again = fallback.forward(*inputs, row_id, col_id, ctx.factor, True)[1:] if sums else (lse, mean_key)
-            return fallback.backward(grad_pos, grad_lse, *inputs, row_id, col_id, *again, ctx.factor, *ctx.wanted)
+            again = fallback.forward(*inputs, row_id, col_id, ctx.factor, True)[1:3] if sums else (lse, mean_key)
+            saved = (row_id, col_id, *again, *NO_SUMS)
+            return fallback.backward(grad_pos, grad_lse, *inputs, *saved, ctx.factor, *ctx.wanted)
 
         pull_back = torch.func.vjp(first_order, *differentiable)[1]
-        found = (*pull_back(grads), *(None,) * 10)
+        found = (*pull_back(grads), *(None,) * 13)
         return tuple(g if needed else None for g, needed in zip(found, ctx.needs_input_grad, strict=True))
 
 
 def _grads(ctx: Any, grad_pos: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
-    query, key, positive, scale, bias, row_id, col_id, lse, mean_key = ctx.saved_tensors
+    saved = ctx.saved_tensors  # unpacked once: checkpointing refuses a second time
+    scale, bias = saved[3:5]
     needs = ctx.needs_input_grad[:5]
-    args = (
-        grad_pos.contiguous(),
-        grad_lse.contiguous(),
-        query,
-        key,
-        positive,
-        scale,
-        bias,
-        row_id,
-        col_id,
-        lse,
-        mean_key,
-    )
-    flags = (needs[0], needs[1], needs[2], needs[3], needs[4])
     # Grad mode in here means that someone may want to differentiate what comes out.
     run = _Backward.apply if torch.is_grad_enabled() else _backward
-    d_query, d_key, d_positive, d_scale, d_bias = run(*args, ctx.factor, *flags)
+    d_query, d_key, d_positive, d_scale, d_bias = run(
+        grad_pos.contiguous(), grad_lse.contiguous(), *saved, ctx.factor, *needs
+    )
     if needs[3]:
         d_scale = (d_scale.sum() if scale.dim() == 0 else d_scale).to(scale.dtype)
     if needs[4]:
         d_bias = d_bias.to(bias.dtype)
     grads = (d_query, d_key, d_positive, d_scale, d_bias)
-    return *(g if wanted else None for g, wanted in zip(grads, needs, strict=True)), None, None, None
+    return tuple(g if wanted else None for g, wanted in zip(grads, needs, strict=True))
 
 
 class _Eager(Function):
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        row_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[3]
-        pos, lse, mean_key = _forward(*inputs, row_grad)
-        query, key, positive, scale, bias, row_id, col_id, ctx.factor = inputs
-        if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[4]):
+    def forward(ctx: Any, query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor, row_id: Tensor,
+                col_id: Tensor, row_shift: Tensor, rest: Tensor, row_weight: Tensor, factor: float, shift: float,
+                expecting: bool) -> Any:  # fmt: skip
+        needs = ctx.needs_input_grad
+        pos, lse, *rows = _forward(
+            query, key, positive, scale, bias, row_id, col_id, factor, needs[0] or needs[3],
+            expecting and needs[1], expecting and needs[4], shift, row_shift, rest, row_weight,
+        )  # fmt: skip
+        ctx.factor = factor
+        if not (needs[1] or needs[4]):
             # Frozen columns take no part in the backward pass. Not saving them is what lets a queue be overwritten in
             # between.
             key = bias = col_id = _NONE
-        ctx.save_for_backward(query, key, positive, scale, bias, row_id, col_id, lse, mean_key)
+        ctx.save_for_backward(query, key, positive, scale, bias, row_id, col_id, lse, *rows)
         return pos, lse
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _grads(ctx, *grads)
+        return *_grads(ctx, *grads), *(None,) * 8
 
 
 class _Functorch(Function):
@@ -176,7 +200,7 @@ class _Functorch(Function):
 
     @staticmethod
     def forward(*inputs: Any) -> Any:
-        return _forward(*inputs, True)
+        return _forward(*inputs, True, *PLAIN)[:3]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -184,11 +208,11 @@ class _Functorch(Function):
         ctx.mark_non_differentiable(mean_key)
         *tensors, ctx.factor = inputs
         # Frozen keys too: functions that torch.func transforms overwrite nothing, and often ask for second derivatives.
-        ctx.save_for_backward(*tensors, lse, mean_key)
+        ctx.save_for_backward(*tensors, lse, mean_key, *NO_SUMS)
 
     @staticmethod
     def backward(ctx: Any, grad_pos: Tensor, grad_lse: Tensor, _: Any) -> Any:
-        return _grads(ctx, grad_pos, grad_lse)
+        return *_grads(ctx, grad_pos, grad_lse), *(None,) * 3
 
 
 # Private, but present in every torch this package supports; without it torch.func would see plain autograd only.
@@ -232,6 +256,7 @@ def contrast(
     bias: Tensor | None = None,  # [M]
     row_id: Tensor | None = None,  # [N]
     col_id: Tensor | None = None,  # [M]
+    expected: Expected | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """The two numbers per row that every contrastive loss is made of, without storing the N x M logits.
 
@@ -247,6 +272,7 @@ def contrast(
             out.
         row_id, col_id: [N] and [M], int64, both or neither: a column whose id equals the row's is left out of that
             row's sum.
+        expected: what a loss on top will send back, if that is known; for speed alone (see `Expected`).
 
     Returns:
         (pos [N] or None, lse [N]), float32, or float64 if query, key or positive is. A row with nothing to sum has lse
@@ -293,16 +319,18 @@ def contrast(
         _vector("row_id", row_id, n, (torch.int64,), query.device)
         _vector("col_id", col_id, m, (torch.int64,), query.device)
     scale_t, factor = (scale, 1.0) if isinstance(scale, Tensor) else (_NONE, float(scale))
-    optional = (positive, scale_t, bias, row_id, col_id)
+    # Only the compiled kernels sum over columns on the way.
+    expecting = expected is not None and query.device.type == "cpu" and not fallback.FORCED
+    shift, *vectors = expected if expected is not None and expecting else (-math.inf, None, None, None)
+    optional = (positive, scale_t, bias, row_id, col_id, *vectors)
     tensors = [query.contiguous(), key.contiguous(), *(_NONE if t is None else t.contiguous() for t in optional)]
     if torch.compiler.is_compiling():
         # Dynamo refuses a Function that gets one tensor twice, as in-batch negatives (positive is key) do.
         tensors = [t.view_as(t) for t in tensors]
-    inputs = (*tensors, factor)
     if _functorch_active() or forward_ad._current_level >= 0:  # which has an answer or refuses, as forward mode
-        pos, lse, _ = _Functorch.apply(*inputs)
+        pos, lse, _ = _Functorch.apply(*tensors[:7], factor)
     elif torch.is_grad_enabled() and any(t.requires_grad for t in tensors[:5]):
-        pos, lse = _Eager.apply(*inputs)
+        pos, lse = _Eager.apply(*tensors, factor, shift, expecting)
     else:
-        pos, lse, _ = _forward(*inputs, False)
+        pos, lse, *_ = _forward(*tensors[:7], factor, False, *PLAIN)
     return (None if positive is None else pos), lse

@@ -78,8 +78,8 @@ class RingLse(Function):
             if step:
                 block = _pass_on(block, group)
             columns = _cut(block, size)
-            _, part, mean = ops._forward(
-                query, columns[0], ops._NONE, scale, columns[2], ids, columns[1], factor, row_grad
+            _, part, mean, *_ = ops._forward(
+                query, columns[0], ops._NONE, scale, columns[2], ids, columns[1], factor, row_grad, *ops.PLAIN
             )
             if lse is None or mean_key is None:
                 lse, mean_key = part, mean
@@ -111,7 +111,7 @@ class RingLse(Function):
             rows = step == 0  # the queries' side is done at once, by mean_key
             found = ops._backward(
                 lse.new_empty(0), grad, query, columns[0], ops._NONE, scale, columns[2], ids, columns[1], lse, mean_key,
-                ctx.factor, need_query and rows, need_key, False, need_scale and rows, need_bias,
+                *ops.NO_SUMS, ctx.factor, need_query and rows, need_key, False, need_scale and rows, need_bias,
             )  # fmt: skip
             if rows:
                 d_query, d_scale = found[0], found[3]

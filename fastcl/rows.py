@@ -4,7 +4,6 @@ What all losses share around the op. No loss formula belongs here, and no simila
 negatives private to a query, which are too few for a kernel.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fastcl.fallback import compute_dtype, no_autocast
-from fastcl.ops import contrast
+from fastcl.ops import Expected, contrast
 
 
 class Queue(Protocol):
@@ -77,10 +76,18 @@ def _segments(positive_key: Tensor, given: Negatives) -> list[_Segment]:
     return segments
 
 
-def rows_of(query: Tensor, positive_key: Tensor, temperature: float | Tensor, given: Negatives) -> Rows:
+def rows_of(
+    query: Tensor,
+    positive_key: Tensor,
+    temperature: float | Tensor,
+    given: Negatives,
+    expected: Expected | None = None,
+) -> Rows:
+    """`expected`: of a loss over all negatives of the row, log q not yet in it."""
     scale = inverse(temperature, query, positive_key)
     n = query.shape[0]
-    segments = _segments(positive_key, given)
+    # Those that learn last: the last one's gradient may be summed on the way, once the others' sums are known.
+    segments = sorted(_segments(positive_key, given), key=lambda segment: segment.keys.requires_grad)
     private = given.keys if given.keys is not None and given.keys.dim() == 3 else None
     if not segments and private is None:
         raise ValueError("in_batch: expected True, negative_keys or a queue, got no source of negatives")
@@ -92,20 +99,31 @@ def rows_of(query: Tensor, positive_key: Tensor, temperature: float | Tensor, gi
         row_id, col_id = (own_ids, own_ids) if segment.own else (given.ids, segment.ids)
         matches.append((None, None) if row_id is None or col_id is None else (row_id, col_id))
 
-    def merged(scale: float | Tensor, positive: Tensor | None) -> tuple[Tensor | None, Tensor]:
+    def merged(
+        scale: float | Tensor, positive: Tensor | None, expected: Expected | None = None
+    ) -> tuple[Tensor | None, Tensor]:
         pos: Tensor | None = None
-        parts: list[Tensor] = []
-        for segment, (row_id, col_id) in zip(segments, matches, strict=True):
+        total = None if private is None else _private_lse(query, private, scale, given)
+        for nth, (segment, (row_id, col_id)) in enumerate(zip(segments, matches, strict=True), start=1):
             bias = None if segment.log_q is None else -segment.log_q
-            wanted = positive if pos is None else None
-            found, lse = contrast(query, segment.keys, wanted, scale=scale, bias=bias, row_id=row_id, col_id=col_id)
-            pos = found if pos is None else pos
-            parts.append(lse)
-        if private is not None:
-            parts.append(_private_lse(query, private, scale, given))
-        return pos, functools.reduce(_logaddexp, parts)
+            last = nth == len(segments)
+            pos, lse = contrast(
+                query,
+                segment.keys,
+                positive if last else None,
+                scale=scale,
+                bias=bias,
+                row_id=row_id,
+                col_id=col_id,
+                expected=expected._replace(rest=total) if last and expected is not None else None,
+            )
+            total = lse if total is None else _logaddexp(total, lse)
+        assert total is not None
+        return pos, total
 
-    pos, lse = merged(scale, positive_key)
+    if expected is not None and given.log_q is not None:
+        expected = expected._replace(row_shift=-given.log_q)
+    pos, lse = merged(scale, positive_key, expected)
     if pos is None:
         dtype = compute_dtype(query, positive_key)
         pos = (query.to(dtype) * positive_key.to(dtype)).sum(-1) * scale

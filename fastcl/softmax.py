@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcl.losses import infonce, softplus
-from fastcl.ops import _functorch_active, contrast
+from fastcl.ops import Expected, _functorch_active, contrast
 from fastcl.rows import Queue, check_reduction, check_temperature, check_tensor, check_weight, inverse, reduced
 
 
@@ -139,10 +139,22 @@ def linear_cross_entropy(
     # The target stays out of the sum and is added outside, where it does not cancel.
     positive = F.embedding(target, table)
     scale = inverse(temperature, query, table)
-    pos, lse = contrast(query, table, positive, scale=scale, bias=bias, row_id=target, col_id=classes)
+    at_target = None if bias is None else bias[target]
+    counted = (~ignored).to(scale if isinstance(scale, Tensor) else positive)
+    expected = Expected(0.0, at_target, weight=counted if weight is None else weight * counted)
+    pos, lse = contrast(
+        query,
+        table,
+        positive,
+        scale=scale,
+        bias=bias,
+        row_id=target,
+        col_id=classes,
+        expected=None if reduction == "none" else expected,
+    )
     assert pos is not None
-    if bias is not None:
-        pos = pos + bias[target].to(pos)
+    if at_target is not None:
+        pos = pos + at_target.to(pos)
     per_row = softplus((lse - pos).masked_fill(ignored, -torch.inf))
     if reduction == "mean":
         return reduced(per_row, "sum", weight) / (~ignored).sum().clamp(min=1)

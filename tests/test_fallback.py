@@ -46,12 +46,12 @@ def test_agrees_with_the_kernels(
     monkeypatch.setattr(fallback, "_CHUNK_ELEMENTS", chunk)
     inputs = problem(*shape, dtype, options)
     for row_grad in (False, True):
-        ours, theirs = fallback.forward(*inputs, row_grad), ops._forward(*inputs, row_grad)
+        ours, theirs = fallback.forward(*inputs, row_grad), ops._forward(*inputs, row_grad, *ops.PLAIN)
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
-    _, lse, mean_key = theirs
+    _, lse, mean_key, *nothing = theirs
     upstream = torch.linspace(-1, 1, shape[0], dtype=lse.dtype)
-    args = (upstream, upstream.flip(0).contiguous(), *inputs[:7], lse, mean_key, inputs[7])
+    args = (upstream, upstream.flip(0).contiguous(), *inputs[:7], lse, mean_key, *nothing, inputs[7])
     for wanted in [(True,) * 5, (True, False, False, False, False), (False, True, False, False, True)]:
         for a, b in zip(fallback.backward(*args, *wanted), ops._backward(*args, *wanted), strict=True):
             assert (a.dtype, a.shape) == (b.dtype, b.shape)

@@ -13,9 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcl.recsys.data import Cases, Histories, Interactions
+from fastcl.recsys.data import Cases, Feature, Histories, Interactions, Items
+from fastcl.recsys.distance import feature_vectors
 from fastcl.recsys.floors import CoOccurrence, PersonalFrequency, Popularity
-from fastcl.recsys.metrics import draw_negatives, evaluate, top_k
+from fastcl.recsys.metrics import draw_negatives, evaluate, rank_cases, top_k
 
 INF = math.inf
 BIG_DATA = Path(os.environ.get("FASTCL_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -78,6 +79,7 @@ def test_ties_count_half() -> None:
 def test_a_target_at_minus_infinity_is_a_miss() -> None:
     assert metrics([[0.0, -INF, -INF, -INF]], [[]], [1], k=(3,)) == {
         "recall@3": 0.0, "ndcg@3": 0.0, "diversity@3": 0.0, "popularity@3": 0.0,
+        "cases": 1, "unseen_targets": 0,
     }  # fmt: skip
 
 
@@ -95,7 +97,7 @@ def test_refused_inputs() -> None:
         ({"k": (5, 5)}, "k: expected"),
         ({"k": ()}, "k: expected"),
         ({"seen": "drop"}, "seen: expected one of 'mask', 'keep', got 'drop'"),
-        ({"protocol": "uniform"}, "protocol: expected one of 'full', 'pop100', got 'uniform'"),
+        ({"protocol": "uniform"}, "protocol: expected one of 'full', 'uniform100', 'pop100', got 'uniform'"),
         ({"chunk": 0}, "chunk: expected at least 1"),
         ({"counts": np.ones(3)}, "counts: expected an integer vector"),
     ):
@@ -200,7 +202,7 @@ def test_pop100_is_seeded_and_independent_of_the_chunk() -> None:
     def run(seed: int, chunk: int) -> dict[str, float]:
         return evaluate(Table(scores), cases, counts=counts, protocol="pop100", seed=seed, chunk=chunk)
 
-    assert set(run(0, 7)) == {"hr@10", "ndcg@10"}
+    assert set(run(0, 7)) == {"hr@10", "ndcg@10", "cases", "unseen_targets"}
     assert run(0, 7) == run(0, 60)
     assert run(0, 7) != run(1, 7)
 
@@ -283,3 +285,135 @@ def test_floors_on_amazon_are_near_the_independent_ones(
         result = evaluate(floor, split.test, counts=split.counts, k=(20,))
         assert result["recall@20"] == pytest.approx(recall, rel=0.1)
         assert result["ndcg@20"] == pytest.approx(ndcg, rel=0.1)
+
+
+def test_ranks_agree_with_an_independent_library() -> None:
+    ir_measures = pytest.importorskip("ir_measures", reason="needs ir_measures (extra test)")
+    rng = np.random.default_rng(5)
+    users, n_items = 80, 60
+    scores = rng.permutation(users * (n_items + 1)).reshape(users, -1).astype(np.float32)  # no ties: theirs differ
+    histories = [rng.integers(1, n_items + 1, 6).tolist() for _ in range(users)]
+    targets = [int(rng.choice(np.setdiff1d(np.arange(1, n_items + 1), history))) for history in histories]
+    cases = cases_of(histories, targets)
+    ours = evaluate(
+        Table(scores), cases, counts=np.ones(n_items + 1, np.int64), k=(1, 5, 20),
+        metrics=("recall", "ndcg", "mrr", "map"),
+    )  # fmt: skip
+    run = [
+        ir_measures.ScoredDoc(str(user), str(item), float(scores[user, item]))
+        for user, history in enumerate(histories)
+        for item in range(1, n_items + 1)
+        if item not in history
+    ]
+    qrels = [ir_measures.Qrel(str(user), str(target), 1) for user, target in enumerate(targets)]
+    names = {"recall": "R", "ndcg": "nDCG", "mrr": "RR", "map": "AP"}
+    pairs = [(our, their, k) for our, their in names.items() for k in (1, 5, 20)]
+    theirs = {f"{our}@{k}": ir_measures.parse_measure(f"{their}@{k}") for our, their, k in pairs}
+    found = ir_measures.calc_aggregate(list(theirs.values()), qrels, run)
+    assert {name: ours[name] for name in theirs} == pytest.approx({name: found[m] for name, m in theirs.items()})
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["mask", "keep"]))
+@settings(deadline=None, max_examples=30)
+def test_auc_counts_pairs(seed: int, seen: str) -> None:
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(0, 5, (6, 9)).astype(np.float32)
+    histories = [rng.integers(1, 9, 3).tolist() for _ in range(6)]
+    targets = rng.integers(1, 9, 6).tolist()
+    pairs = []
+    for row, history, target in zip(scores, histories, targets, strict=True):
+        banned = set(history) if seen == "mask" else set()
+        others = [row[item] for item in range(1, 9) if item not in banned | {target}]
+        won = [float(row[target] > other) + 0.5 * float(row[target] == other) for other in others]
+        pairs.append(0.0 if target in banned else float(np.mean(won)))
+    result = evaluate(
+        Table(scores), cases_of(histories, targets), counts=np.ones(9, np.int64), seen=seen, metrics=("auc",)
+    )
+    assert result["auc"] == pytest.approx(np.mean(pairs))
+
+
+def test_metrics_of_lists_by_hand() -> None:
+    # Lists at k=2: [1, 2], [1, 3]; at k=1: [1], [1].
+    table = [[0.0, 9.0, 8.0, 1.0, 0.0], [0.0, 9.0, 1.0, 8.0, 0.0]]
+    vectors = torch.tensor([[9.0, 9.0], [1.0, 0.0], [0.0, 2.0], [3.0, 0.0], [1.0, 1.0]])
+    result = evaluate(
+        Table(table), cases_of([[], []], [4, 2]), counts=np.array([0, 4, 2, 2, 0]), k=(1, 2), vectors=vectors,
+        metrics=("coverage", "gini", "novelty", "distance"),
+    )  # fmt: skip
+    assert (result["coverage@1"], result["coverage@2"]) == (0.25, 0.75)  # a cut-off has its own coverage
+    assert result["gini@1"] == 0.75
+    assert result["gini@2"] == pytest.approx(sum(abs(a - b) for a in (0, 1, 1, 2) for b in (0, 1, 1, 2)) / (2 * 16 * 1))
+    assert result["novelty@2"] == pytest.approx((1 + 2 + 1 + 2) / 4)
+    assert result["distance@1"] == 0.0  # no pairs
+    assert result["distance@2"] == pytest.approx((1.0 + 0.0) / 2)
+    assert (result["cases"], result["unseen_targets"]) == (2, 1)
+
+
+def test_options_are_checked_before_anything_is_scored() -> None:
+    class Untouchable:
+        def scores(self, histories: Histories) -> torch.Tensor:
+            raise AssertionError("scored")
+
+    cases, counts = cases_of([[1]], [2]), np.array([0, 1, 1])
+    for options, message in (
+        ({"metrics": ("recal",)}, "metrics: expected names among .*, got 'recal'"),
+        ({"metrics": ("gini",), "protocol": "pop100"}, "'gini' is of whole lists; expected protocol 'full'"),
+        ({"metrics": ("distance",)}, "'distance' needs vectors"),
+        ({"metrics": ("distance",), "vectors": torch.ones(2, 4)}, r"vectors: expected float \[3, D\]"),
+        ({"memory": 0}, "memory: expected at least 1 byte"),
+        ({"counts": None}, "counts: expected the train clicks of each item, got none"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            evaluate(Untouchable(), cases, **{"counts": counts, **options})
+    with pytest.raises(TypeError, match="metrics: expected a sequence of names"):
+        evaluate(Untouchable(), cases, counts=counts, metrics="recall")
+
+
+def test_memory_bounds_the_rows_scored_at_once() -> None:
+    class Counting(Table):
+        most = 0
+
+        def scores(self, histories: Histories) -> torch.Tensor:
+            self.most = max(self.most, len(histories))
+            return super().scores(histories)
+
+    rng = np.random.default_rng(0)
+    scores, counts = rng.normal(size=(50, 101)), np.ones(101, np.int64)
+    cases = cases_of([[1]] * 50, rng.integers(2, 101, 50).tolist())
+    roomy, tight, least = Counting(scores), Counting(scores), Counting(scores)
+    results = [
+        evaluate(scorer, cases, counts=counts, memory=memory)
+        for scorer, memory in ((roomy, 2**28), (tight, 101 * 16 * 7), (least, 1))
+    ]
+    assert (roomy.most, tight.most, least.most) == (50, 7, 1)
+    assert results[0] == results[1] == results[2]
+
+
+def test_uniform100_draws_items_alike_whatever_their_clicks() -> None:
+    counts = np.append(0, np.where(np.arange(400) < 200, 10**6, 0))
+    scores = np.tile(np.arange(401, dtype=np.float32), (300, 1))  # a target of 201 is ranked below 199 of 399 others
+    cases = cases_of([[]] * 300, [201] * 300)
+    uniform = rank_cases(Table(scores), cases, counts=counts, protocol="uniform100")
+    assert uniform.candidates.tolist() == [101] * 300
+    assert uniform.rank.mean() == pytest.approx(1 + 100 * 199 / 399, abs=1.5)
+    by_clicks = rank_cases(Table(scores), cases, counts=counts, protocol="pop100")
+    assert by_clicks.rank.tolist() == [1.0] * 300  # only the items of 200 and less have clicks
+
+
+def test_evaluation_agrees_with_recommendation() -> None:
+    rng = np.random.default_rng(2)
+    scores = rng.permutation(30 * 41).reshape(30, 41).astype(np.float32)
+    histories = [rng.integers(1, 41, 4).tolist() for _ in range(30)]
+    cases = cases_of(histories, rng.integers(1, 41, 30).tolist())
+    lists = top_k(torch.from_numpy(scores), cases.history, 10)[0].numpy()
+    recall = evaluate(Table(scores), cases, counts=np.ones(41, np.int64), k=(1, 5, 10))
+    for k in (1, 5, 10):
+        assert recall[f"recall@{k}"] == pytest.approx((lists[:, :k] == cases.target[:, None]).any(1).mean())
+    assert recall["recall@1"] <= recall["recall@5"] <= recall["recall@10"]
+
+
+def test_feature_vectors_need_features() -> None:
+    with pytest.raises(ValueError, match="items: expected item features"):
+        feature_vectors(Items(("a",)))
+    vectors = feature_vectors(Items(("a", "b"), features={"f": Feature.from_labels([["x"], []])}))
+    assert vectors.tolist() == [[0.0], [1.0], [0.0]]

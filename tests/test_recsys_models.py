@@ -11,6 +11,7 @@ import fastcl
 from fastcl import reference
 from fastcl.recsys import CLRec, CLRecConfig, Feature, Histories, Items, SASRec, SASRecConfig
 from fastcl.recsys.batching import Unclicked, batch_count, bucketed, newest, pack, prefixes, windows
+from fastcl.recsys.layers import POSITIONS
 
 MODELS = [SASRec, CLRec]
 OPTIONS = {"dim": 16, "max_len": 7}
@@ -164,6 +165,8 @@ def test_every_parameter_learns(model_class):
     [
         (SASRecConfig, {"dim": 10, "heads": 3}, "dim: expected a multiple of heads=3, got 10"),
         (SASRecConfig, {"loss": "hinge"}, "loss: expected one of softmax, bce, got 'hinge'"),
+        (SASRecConfig, {"positions": "last"}, "positions: expected one of oldest, newest, got 'last'"),
+        (SASRecConfig, {"debias": -1.0}, "debias: expected at least 0"),
         (SASRecConfig, {"dropout": 1.0}, "dropout: expected at least 0 and below 1, got 1.0"),
         (SASRecConfig, {"blocks": 0}, "blocks: expected at least 1, got 0"),
         (CLRecConfig, {"negatives": 256}, "negatives: expected at least 257, got 256"),
@@ -235,6 +238,31 @@ def test_sasrec_softmax_is_cross_entropy_over_the_items():
     (grad,) = torch.autograd.grad(expected, model.position.weight)
     torch.testing.assert_close(model.position.weight.grad, grad, atol=1e-6, rtol=1e-4)
     assert (model.item.weight.grad[0] == 0).all()
+
+
+def test_debias_adds_the_log_share_of_the_clicks_in_training_alone():
+    data = Histories.from_lists([[1, 2, 1], [1, 3], [2, 1]])
+    share = torch.full((40,), 1.0)
+    share[0], share[1], share[2] = 5.0, 3.0, 2.0
+    bias = 0.5 * (share / share.sum()).log()
+    one, two = (SASRec(items(), seed=2, batch=8, debias=debias, **OPTIONS).eval() for debias in (0.0, 0.5))
+    (batch,) = two.batches(data, np.random.default_rng(0))
+    hidden = two(batch.item, batch.clicks)
+    expected = F.cross_entropy(hidden @ two.item.weight[1:].T + bias, batch.target - 1)
+    torch.testing.assert_close(two.loss(batch), expected)
+    assert torch.equal(one.scores(data), two.scores(data))
+
+
+def test_positions_count_from_either_end():
+    clicks = pack(newest(Histories.from_lists([[1, 2, 3], [4]]), 7))
+    assert POSITIONS["oldest"](clicks).tolist() == [0, 1, 2, 0]
+    assert POSITIONS["newest"](clicks).tolist() == [2, 1, 0, 0]
+    model = SASRec(items(), seed=2, positions="newest", **OPTIONS).eval()
+    hidden = model(torch.tensor([1, 2, 3, 4]), clicks)
+    with torch.no_grad():
+        model.position.weight[:3] = model.position.weight[:3].flip(0)
+    model.config = dataclasses.replace(model.config, positions="oldest")
+    torch.testing.assert_close(model(torch.tensor([1, 2, 3, 4]), clicks)[:3], hidden[:3])
 
 
 def test_sasrec_bce_takes_one_unclicked_item_a_position():

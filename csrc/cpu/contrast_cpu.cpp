@@ -1,16 +1,68 @@
 // The op `contrast` on the CPU: from tensors to a Pass and back. The loops are in pass.inl.h.
+#include <cmath>
+
 #include "cpu/problem.h"
 
 namespace fastcl {
 namespace {
 
+// What the caller expects a loss to send back into lse, up to one common factor:
+//   weight_i * sigmoid(lse_i - logaddexp(pos_i + shift + row_shift_i, rest_i)),    the derivative of
+//   weight_i * log(exp(pos_i + shift + row_shift_i) + exp(rest_i) + exp(lse_i)) by lse_i
+// With it the keys' gradient is summed while the weights are at hand. Backward compares it with what does come.
+struct Expected {
+  bool key_grad, bias_grad;
+  double shift;
+  Tensor row_shift, rest, weight;  // [n] or absent
+};
+
 template <class T>
-void forward(const Inputs& in, bool row_grad, StableIValue* results) {
+struct ExpectedGradient {
+  const Expected& in;
+  const Problem<T>& p;
+  Buffer<T> row_shift, rest, weight;
+
+  ExpectedGradient(const Expected& expected, const Problem<T>& problem)
+      : in(expected),
+        p(problem),
+        row_shift(vector(in.row_shift, "row_shift")),
+        rest(vector(in.rest, "rest")),
+        weight(vector(in.weight, "row_weight")) {}
+
+  Buffer<T> vector(const Tensor& t, const char* name) const {
+    Buffer<T> out(present(t) ? p.n : 0);
+    if (present(t)) p.kernels.widen_vector(vector_of(t, p.n, name), p.n, out.get());
+    return out;
+  }
+
+  T operator()(int64_t i, const T* pos, const T* lse) const {
+    constexpr T infinity = std::numeric_limits<T>::infinity();
+    if (lse[i] == -infinity) return 0;
+    T other = static_cast<T>(in.shift);
+    if (other != -infinity) other += pos[i];
+    if (present(in.row_shift)) other += row_shift[i];
+    if (present(in.rest)) other = add_exp(other, rest[i]);
+    const T sigmoid = 1 / (1 + std::exp(other - lse[i]));
+    return present(in.weight) ? weight[i] * sigmoid : sigmoid;
+  }
+
+  static T add_exp(T a, T b) {
+    const T high = a > b ? a : b;
+    return high == -std::numeric_limits<T>::infinity() ? high : high + std::log1p(std::exp(-std::fabs(a - b)));
+  }
+};
+
+template <class T>
+void forward(const Inputs& in, bool row_grad, const Expected& expected, StableIValue* results) {
   const Problem<T> p(in);
   const int32_t dtype = torch_dtype<T>();
+  const bool columns = expected.key_grad || expected.bias_grad;
   Tensor pos = Tensor::empty({p.positive.data != nullptr ? p.n : 0}, dtype);
   Tensor lse = Tensor::empty({p.n}, dtype);
   Tensor mean_key = row_grad ? Tensor::empty({p.n, p.d}, dtype) : Tensor::empty({0}, dtype);
+  Tensor gradient = Tensor::empty({columns ? p.n : 0}, dtype);
+  Tensor key_sum = columns ? Tensor::empty({p.m, p.d}, dtype) : Tensor::empty({0}, dtype);
+  Tensor bias_sum = Tensor::empty({expected.bias_grad ? p.m : 0}, dtype);
 
   if (p.positive.data != nullptr) {
     T* out = pos.write<T>();
@@ -20,74 +72,82 @@ void forward(const Inputs& in, bool row_grad, StableIValue* results) {
     });
   }
 
-  const bool has_bias = present(in.bias);
-  const Buffer<T> panels = p.panels(p.key, nullptr, p.m);
-  const Buffer<T> shift = has_bias ? p.log2_shift(in.bias, "bias", p.m, p.padded(p.m)) : Buffer<T>(0);
-  const Buffer<Tag<T>> tags = p.tags(p.col_id, p.col_id != nullptr ? p.m : 0);
-
-  Pass<T> pass{};
-  pass.rows = p.n;
-  pass.features = p.d;
-  pass.row_data = p.query;
-  pass.row_factor = p.log2_scale.get();
-  pass.row_id = p.row_id;
-  pass.columns.count = p.m;
-  pass.columns.panels = panels.get();
-  pass.columns.shift = has_bias ? shift.get() : nullptr;
-  pass.columns.values = p.key;
-  pass.columns.id = p.col_id;
-  pass.columns.tag = p.col_id != nullptr ? tags.get() : nullptr;
+  Side<T> side = p.by_query(in);
+  Pass<T>& pass = side.pass;
   pass.reduced = lse.write<T>();
-  pass.out = {row_grad ? mean_key.write<void>() : nullptr, sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64};
-  p.run(pass, p.kernels.log_sum_exp);
+  pass.out = {row_grad ? mean_key.write<void>() : nullptr, compute_type<T>()};
+  const auto driver = p.driver();
+  if (columns && p.n != 0 && driver.can_keep(pass)) {
+    const ExpectedGradient<T> expect(expected, p);
+    T* sent = gradient.write<T>();
+    const auto factors = [&](int64_t begin, int64_t end, T* factor, T* extra) {
+      for (int64_t i = begin; i < end; ++i) {
+        sent[i] = extra[i - begin] = expect(i, pos.read<T>(), pass.reduced);
+        factor[i - begin] = sent[i] * p.scale[i];
+      }
+    };
+    driver.run_with_columns(pass, &Kernels<T>::log_sum_exp, factors, p.query, key_sum.write<T>(),
+                            expected.bias_grad ? bias_sum.write<T>() : nullptr);
+  } else {
+    driver.run(pass, &Kernels<T>::log_sum_exp);
+    // Nothing was summed: a NaN is like no gradient that may come.
+    for (int64_t i = 0; columns && i < p.n; ++i) gradient.write<T>()[i] = std::numeric_limits<T>::quiet_NaN();
+  }
 
-  results[0] = pos.release();
-  results[1] = lse.release();
-  results[2] = mean_key.release();
+  Tensor* out[] = {&pos, &lse, &mean_key, &gradient, &key_sum, &bias_sum};
+  for (int i = 0; i < 6; ++i) results[i] = out[i]->release();
 }
 
 struct Wanted {
   bool query, key, positive, scale, bias;
 };
 
-// The columns' side: weights are recomputed tile by tile, with keys as rows, so that each key's gradient has one owner.
+// What forward left for backward.
+struct Saved {
+  Tensor lse, mean_key, gradient, key_sum, bias_sum;
+};
+
+// The columns' side: weights are recomputed tile by tile.
 template <class T>
 void key_gradient(const Problem<T>& p, const Inputs& in, const T* grad_lse, const T* lse, const Tensor* grad_key,
                   T* grad_bias) {
-  const bool has_bias = present(in.bias);
   Buffer<T> weight(p.n), shift(p.padded(p.n));
   for (int64_t i = 0; i < p.n; ++i) weight[i] = grad_lse[i] * p.scale[i];
   const T infinity = std::numeric_limits<T>::infinity();
   for (int64_t i = 0; i < p.padded(p.n); ++i) {
     shift[i] = i >= p.n || lse[i] == -infinity ? -infinity : static_cast<T>(-static_cast<double>(lse[i]) * kLog2e);
   }
-  const Buffer<T> panels = p.panels(p.query, p.log2_scale.get(), p.n);
-  const Buffer<T> row_shift = has_bias ? p.log2_shift(in.bias, "bias", p.m, p.m) : Buffer<T>(0);
-  const Buffer<Tag<T>> tags = p.tags(p.row_id, p.row_id != nullptr ? p.n : 0);
-
-  Pass<T> pass{};
-  pass.rows = p.m;
-  pass.features = p.d;
-  pass.row_data = p.key;
-  pass.row_shift = has_bias ? row_shift.get() : nullptr;
-  pass.row_id = p.col_id;
-  pass.columns.count = p.n;
-  pass.columns.panels = panels.get();
-  pass.columns.shift = shift.get();
-  pass.columns.values = p.query;
-  pass.columns.value_factor = weight.get();
   // One more value per column, the upstream gradient itself, sums to the gradient of the bias.
-  pass.columns.extra = grad_bias != nullptr ? grad_lse : nullptr;
-  pass.columns.id = p.row_id;
-  pass.columns.tag = p.row_id != nullptr ? tags.get() : nullptr;
-  pass.out = {grad_key != nullptr ? grad_key->write<void>() : nullptr, p.key.dtype};
-  pass.out_extra = grad_bias;
-  p.run(pass, p.kernels.known_sum);
+  Side<T> side = p.by_key(in, std::move(shift), weight.get(), grad_bias != nullptr ? grad_lse : nullptr);
+  side.pass.out = {grad_key != nullptr ? grad_key->write<void>() : nullptr, p.key.dtype};
+  side.pass.out_extra = grad_bias;
+  p.driver().run(side.pass, &Kernels<T>::known_sum);
+}
+
+// The factor between what came and what was expected, or NaN where they differ by more than the rounding of lse and pos
+// explains: expected_i = sigmoid(x) moves by a relative |dx|, and |x| is at most about |lse_i| + |log expected_i|.
+template <class T>
+double common_factor(const T* came, const T* expected, const T* lse, int64_t n) {
+  double both = 0, squares = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    both += static_cast<double>(came[i]) * static_cast<double>(expected[i]);
+    squares += static_cast<double>(expected[i]) * static_cast<double>(expected[i]);
+  }
+  const double factor = squares == 0 ? 0 : both / squares;
+  for (int64_t i = 0; i < n; ++i) {
+    const double e = static_cast<double>(expected[i]);
+    const double size = 4 + (e == 0 ? 0 : std::fabs(static_cast<double>(lse[i])) + std::fabs(std::log(std::fabs(e))));
+    const double allowed = 4 * std::numeric_limits<T>::epsilon() * size * std::fabs(factor * e);
+    if (!(std::fabs(static_cast<double>(came[i]) - factor * e) <= allowed + std::numeric_limits<T>::min())) {
+      return std::numeric_limits<double>::quiet_NaN();
+    }
+  }
+  return factor;
 }
 
 template <class T>
-void backward(const Inputs& in, const Tensor& grad_pos_t, const Tensor& grad_lse_t, const Tensor& lse_t,
-              const Tensor& mean_key_t, Wanted wanted, StableIValue* results) {
+void backward(const Inputs& in, const Tensor& grad_pos_t, const Tensor& grad_lse_t, const Saved& saved, Wanted wanted,
+              StableIValue* results) {
   const Problem<T> p(in);
   const int32_t dtype = torch_dtype<T>();
   const bool has_positive = p.positive.data != nullptr;
@@ -101,7 +161,7 @@ void backward(const Inputs& in, const Tensor& grad_pos_t, const Tensor& grad_lse
   Tensor grad_bias = Tensor::empty({wanted.bias ? p.m : 0}, dtype);
 
   for (const auto& [t, name] :
-       {std::pair(&grad_pos_t, "grad_pos"), std::pair(&grad_lse_t, "grad_lse"), std::pair(&lse_t, "lse")}) {
+       {std::pair(&grad_pos_t, "grad_pos"), std::pair(&grad_lse_t, "grad_lse"), std::pair(&saved.lse, "lse")}) {
     const int64_t length = t == &grad_pos_t && !has_positive ? 0 : p.n;
     vector_of(*t, length, name);
     check(t->dtype() == dtype, std::string(name) + ": expected the dtype of lse");
@@ -109,13 +169,13 @@ void backward(const Inputs& in, const Tensor& grad_pos_t, const Tensor& grad_lse
   const T* grad_pos = grad_pos_t.read<T>();
   // A row with nothing in its sum passes nothing on, whatever a loss on top sends into it.
   Buffer<T> grad_lse(p.n);
-  const T *given = grad_lse_t.read<T>(), *lse = lse_t.read<T>();
+  const T *given = grad_lse_t.read<T>(), *lse = saved.lse.read<T>();
   for (int64_t i = 0; i < p.n; ++i) {
     grad_lse[i] = lse[i] == -std::numeric_limits<T>::infinity() ? T(0) : given[i];
   }
 
   const Matrix mean_key =
-      wanted.query || wanted.scale ? matrix_of(mean_key_t, p.n, p.d, "mean_key") : Matrix{nullptr, DType::kFloat32};
+      wanted.query || wanted.scale ? matrix_of(saved.mean_key, p.n, p.d, "mean_key") : Matrix{nullptr, DType::kFloat32};
   Buffer<T> pos_weight(p.n), lse_weight(p.n), dot(p.n);
   parallel_for(0, p.n, grain(8 * p.d), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -142,7 +202,25 @@ void backward(const Inputs& in, const Tensor& grad_pos_t, const Tensor& grad_lse
       for (int64_t i = begin; i < end; ++i) g[i] *= static_cast<T>(in.factor);
     }
   });
-  if (wanted.key || wanted.bias) {
+  double factor = std::numeric_limits<double>::quiet_NaN();
+  if ((wanted.key || wanted.bias) && present(saved.gradient) && (!wanted.bias || present(saved.bias_sum))) {
+    vector_of(saved.gradient, p.n, "expected");
+    check(saved.gradient.dtype() == dtype, "expected: expected the dtype of lse");
+    factor = common_factor(grad_lse.get(), saved.gradient.read<T>(), lse, p.n);
+  }
+  if (factor == factor) {
+    const Buffer<T> factors(p.m);
+    for (int64_t j = 0; j < p.m; ++j) factors[j] = static_cast<T>(factor);
+    const Matrix sums = matrix_of(saved.key_sum, p.m, p.d, "key_sum");
+    parallel_for(0, p.m, grain(8 * p.d), [&](int64_t begin, int64_t end) {
+      if (!wanted.key) return;
+      p.kernels.row_combine(factors.get(), sums, nullptr, Matrix{nullptr, DType::kFloat32}, p.d, begin, end,
+                            MutableMatrix{grad_key.write<void>(), p.key.dtype});
+    });
+    for (int64_t j = 0; wanted.bias && j < p.m; ++j) {
+      grad_bias.write<T>()[j] = factors[j] * saved.bias_sum.read<T>()[j];
+    }
+  } else if (wanted.key || wanted.bias) {
     key_gradient(p, in, grad_lse.get(), lse, wanted.key ? &grad_key : nullptr,
                  wanted.bias ? grad_bias.write<T>() : nullptr);
   }
@@ -156,26 +234,28 @@ void contrast_forward(StableIValue* stack, uint64_t, uint64_t) {
   check(in.query.dim() == 2, "query: expected shape [N, D], got " + shape_of(in.query));
   check(in.key.dim() == 2, "key: expected shape [M, D], got " + shape_of(in.key));
   const bool row_grad = to_bool(stack[8]);
+  const Expected expected{to_bool(stack[9]), to_bool(stack[10]), to_double(stack[11]),
+                          Tensor(stack[12]), Tensor(stack[13]),  Tensor(stack[14])};
   if (is_double(in.query) || is_double(in.key) || is_double(in.positive)) {
-    forward<double>(in, row_grad, stack);
+    forward<double>(in, row_grad, expected, stack);
   } else {
-    forward<float>(in, row_grad, stack);
+    forward<float>(in, row_grad, expected, stack);
   }
 }
 
 void contrast_backward(StableIValue* stack, uint64_t, uint64_t) {
   const Tensor grad_pos(stack[0]), grad_lse(stack[1]);
   const Inputs in{Tensor(stack[2]), Tensor(stack[3]), Tensor(stack[4]), Tensor(stack[5]),
-                  Tensor(stack[6]), Tensor(stack[7]), Tensor(stack[8]), to_double(stack[11])};
-  const Tensor lse(stack[9]), mean_key(stack[10]);
+                  Tensor(stack[6]), Tensor(stack[7]), Tensor(stack[8]), to_double(stack[14])};
+  const Saved saved{Tensor(stack[9]), Tensor(stack[10]), Tensor(stack[11]), Tensor(stack[12]), Tensor(stack[13])};
   check(in.query.dim() == 2, "query: expected shape [N, D], got " + shape_of(in.query));
-  const Wanted wanted{to_bool(stack[12]), to_bool(stack[13]), to_bool(stack[14]), to_bool(stack[15]),
-                      to_bool(stack[16])};
+  const Wanted wanted{to_bool(stack[15]), to_bool(stack[16]), to_bool(stack[17]), to_bool(stack[18]),
+                      to_bool(stack[19])};
   check(in.key.dim() == 2 || !(wanted.key || wanted.bias), "key: expected shape [M, D], got " + shape_of(in.key));
-  if (is_double(lse)) {
-    backward<double>(in, grad_pos, grad_lse, lse, mean_key, wanted, stack);
+  if (is_double(saved.lse)) {
+    backward<double>(in, grad_pos, grad_lse, saved, wanted, stack);
   } else {
-    backward<float>(in, grad_pos, grad_lse, lse, mean_key, wanted, stack);
+    backward<float>(in, grad_pos, grad_lse, saved, wanted, stack);
   }
 }
 

@@ -11,11 +11,12 @@ extern const Isa isa_baseline;
 #if defined(__x86_64__)
 extern const Isa isa_avx2;
 extern const Isa isa_avx512;
+extern const Isa isa_amx;
 #endif
 
 std::vector<const Isa*> compiled_isas() {
 #if defined(__x86_64__)
-  return {&isa_baseline, &isa_avx2, &isa_avx512};
+  return {&isa_baseline, &isa_avx2, &isa_avx512, &isa_amx};
 #else
   return {&isa_baseline};
 #endif

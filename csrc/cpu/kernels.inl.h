@@ -9,7 +9,10 @@ namespace {
 #include "cpu/vec.inl.h"
 #include "cpu/storage.inl.h"
 #include "cpu/rows.inl.h"
-#include "cpu/tile.inl.h"
+#include "cpu/product.inl.h"
+#ifdef FASTCL_AMX
+#include "cpu/amx.inl.h"
+#endif
 #include "cpu/reducer.inl.h"
 #include "cpu/pass.inl.h"
 // clang-format on

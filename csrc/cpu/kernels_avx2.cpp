@@ -21,6 +21,6 @@ static bool supported() {
 }
 
 extern const Isa isa_avx2;
-const Isa isa_avx2{"avx2", supported, avx2::table<float>(), avx2::table<double>()};
+const Isa isa_avx2{"avx2", supported, avx2::table<avx2::Fma<float>>(), avx2::table<avx2::Fma<double>>()};
 }  // namespace fastcl
 #endif

@@ -22,6 +22,6 @@ static bool supported() {
 }
 
 extern const Isa isa_avx512;
-const Isa isa_avx512{"avx512", supported, avx512::table<float>(), avx512::table<double>()};
+const Isa isa_avx512{"avx512", supported, avx512::table<avx512::Fma<float>>(), avx512::table<avx512::Fma<double>>()};
 }  // namespace fastcl
 #endif

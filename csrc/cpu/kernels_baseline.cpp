@@ -13,5 +13,6 @@ namespace fastcl {
 static bool supported() { return true; }
 
 extern const Isa isa_baseline;
-const Isa isa_baseline{"baseline", supported, baseline::table<float>(), baseline::table<double>()};
+const Isa isa_baseline{"baseline", supported, baseline::table<baseline::Fma<float>>(),
+                       baseline::table<baseline::Fma<double>>()};
 }  // namespace fastcl

@@ -1,226 +1,298 @@
-// One pass over the similarity matrix: register tiles of similarities, turned into weights on the spot and multiplied
-// with the columns' values before they leave the cache. The N x M matrix is never stored.
+// One walk over a part of the similarity matrix: tiles of similarities, turned into weights on the spot and multiplied
+// with the columns' values before they leave the cache. Unless the caller keeps them, weights live for one strip of
+// columns: the N x M matrix is never stored.
 // Included once per instruction set, inside its namespace and target region; includes nothing, allocates nothing,
 // starts no thread.
 //
-// Data flow, per thread and per block of rows:
-//   rows      -> a       [tile][feature][row in tile]                  loaded once
-//   columns   -> panels  [panel][feature][column in panel]             packed once per call, shared by all threads
-//   values    -> v       [panel of features][column][feature in panel] one strip of columns at a time
-//   x = a * panel in registers -> reducer -> strip [tile][panel][row][column], a strip of columns that stays in cache
-//   out += strip * v, strip by strip
+// Data flow, per part (layouts: product.inl.h):
+//   rows      -> packed rows    once per part, all of its rows
+//   columns   -> panels         once per call and shared by all threads, or strip by strip where each is met only once
+//   values    -> packed values  one strip of columns at a time
+//   x = rows * panel, a tile at a time -> reducer -> weights of a strip, which stay in cache
+//   out += weights * values, strip by strip
 
+// Pieces of the scratch memory of a walk; each starts on a cache line.
 template <class T>
-void load_block(const Pass<T>& pass, Block<T>& b) {
-  for (int64_t i = 0; i < b.tiles * kTileRows; ++i) {
-    T* a = b.a + i / kTileRows * kTileRows * pass.features + i % kTileRows;
-    const int64_t row = b.first + i;
-    const bool real = i < b.rows;
-    b.shift[i] = real && pass.row_shift != nullptr ? pass.row_shift[row] : T(0);
-    b.tag[i] = real && pass.row_id != nullptr ? tag_of<T>(pass.row_id[row]) : 0;
-    if (real) {
-      const T factor = pass.row_factor != nullptr ? pass.row_factor[row] : T(1);
-      with_row(pass.row_data, pass.features, row, [&](const auto* x) {
-        for (int64_t d = 0; d < pass.features; ++d) a[d * kTileRows] = T(widen(x[d])) * factor;
-      });
-    } else {
-      for (int64_t d = 0; d < pass.features; ++d) a[d * kTileRows] = 0;
-    }
+struct Scratch {
+  T* next;
+  int64_t used = 0;
+  T* take(int64_t count) {
+    constexpr int64_t line = 64 / sizeof(T);
+    const int64_t whole = (count + line - 1) / line * line;
+    used += whole;
+    T* p = next;
+    if (p != nullptr) next += whole;
+    return p;
+  }
+};
+
+template <class P>
+struct Memory : Walk<P> {
+  using T = typename P::T;
+  T *rows, *values, *panels, *shift, *factor, *strip;
+  Tag<T>* tag;
+  int64_t elements;
+
+  // With scratch = null only `elements`, the scratch needed, is meaningful.
+  Memory(const Pass<T>& pass, const Part<T>& part, T* scratch) {
+    Scratch<T> s{scratch};
+    const int64_t features = pass.features + (pass.columns.extra != nullptr ? 1 : 0);
+    this->tiles = (part.row_end - part.row_begin + P::kRows - 1) / P::kRows;
+    this->stride = P::whole_panels(features);
+    this->out = part.out;
+    this->maximum = part.maximum;
+    const int64_t count = this->tiles * P::kRows, panels_a_strip = P::kStrip / P::kColumns;
+    const int64_t strips = (part.panel_end - part.panel_begin + panels_a_strip - 1) / panels_a_strip;
+    rows = s.take(this->tiles * P::row_elements(pass.features));
+    values = part.out != nullptr ? s.take(P::value_elements(P::kStrip, features)) : nullptr;
+    panels = pass.columns.panels == nullptr ? s.take(panels_a_strip * P::panel_elements(pass.features)) : nullptr;
+    strip = part.weights == nullptr ? s.take(panels_a_strip * this->tiles * P::kCell) : nullptr;
+    this->sum = s.take(count * kLanes<T>);
+    this->strip_sum = s.take(count * kLanes<T>);
+    this->strip_maximum = part.weights != nullptr ? s.take(strips * count) : nullptr;
+    shift = s.take(count);
+    factor = s.take(count);
+    tag = reinterpret_cast<Tag<T>*>(s.take(count));
+    elements = s.used;
+  }
+};
+
+template <class P>
+void load_rows(const Pass<typename P::T>& pass, const Part<typename P::T>& part, Memory<P>& w) {
+  using T = typename P::T;
+  for (int64_t tile = 0; tile < w.tiles; ++tile) {
+    const int64_t first = part.row_begin + tile * P::kRows;
+    const int64_t count = part.row_end - first < P::kRows ? part.row_end - first : P::kRows;
+    const bool wild = P::pack_rows(pass.row_data, pass.row_factor, pass.features, first, count,
+                                   w.rows + tile * P::row_elements(pass.features));
+    if (wild) *pass.wild = true;
+  }
+  for (int64_t i = 0; i < w.tiles * P::kRows; ++i) {
+    const int64_t row = part.row_begin + i;
+    const bool real = row < part.row_end;
+    w.shift[i] = real && pass.row_shift != nullptr ? pass.row_shift[row] : T(0);
+    w.factor[i] = real && pass.row_factor != nullptr ? pass.row_factor[row] : T(1);
+    w.tag[i] = real && pass.row_id != nullptr ? tag_of<T>(pass.row_id[row]) : 0;
   }
 }
 
 // Tags met: compare the ids themselves and take the equal ones out.
-template <class T>
-__attribute__((noinline)) void exclude(const Pass<T>& pass, const Block<T>& b, int64_t tile, int64_t panel, T* x) {
-  const int64_t first = panel * kPanelWidth<T>;
-  const int64_t columns = pass.columns.count - first < kPanelWidth<T> ? pass.columns.count - first : kPanelWidth<T>;
-  for (int64_t r = 0; r < kTileRows && tile * kTileRows + r < b.rows; ++r) {
-    const int64_t id = pass.row_id[b.first + tile * kTileRows + r];
+template <class P>
+__attribute__((noinline)) void exclude(const Pass<typename P::T>& pass, const Part<typename P::T>& part, int64_t tile,
+                                       int64_t panel, typename P::T* x) {
+  using T = typename P::T;
+  const int64_t first = panel * P::kColumns;
+  const int64_t columns = pass.columns.count - first < P::kColumns ? pass.columns.count - first : P::kColumns;
+  for (int64_t r = 0; r < P::kRows && part.row_begin + tile * P::kRows + r < part.row_end; ++r) {
+    const int64_t id = pass.row_id[part.row_begin + tile * P::kRows + r];
     for (int64_t c = 0; c < columns; ++c) {
-      if (pass.columns.id[first + c] == id) x[r * kPanelWidth<T> + c] = -T(__builtin_huge_val());
+      if (pass.columns.id[first + c] == id) x[r * P::kColumns + c] = -T(__builtin_huge_val());
     }
   }
 }
 
-template <class T>
-inline __attribute__((always_inline)) void shift_and_exclude(const Pass<T>& pass, const Block<T>& b, int64_t tile,
-                                                             int64_t panel, const T* column_shift, Tile<T>& x) {
+// The columns' factor, where the product took the data as it is.
+template <class P>
+inline __attribute__((always_inline)) void scale_columns(const Columns<typename P::T>& columns, int64_t panel,
+                                                         typename P::Tile& x) {
+  using T = typename P::T;
+  const int64_t first = panel * P::kColumns;
+  const Vec<T> f0 = load_some<T>(columns.factor + first, columns.count - first);
+  const Vec<T> f1 = load_some<T>(columns.factor + first + kLanes<T>, columns.count - first - kLanes<T>);
+#pragma GCC unroll 16
+  for (int64_t r = 0; r < P::kRows; ++r) {
+    x[r][0] *= f0;
+    x[r][1] *= f1;
+  }
+}
+
+template <class P>
+inline __attribute__((always_inline)) void shift_and_exclude(const Pass<typename P::T>& pass,
+                                                             const Part<typename P::T>& part, const Memory<P>& w,
+                                                             int64_t tile, int64_t panel,
+                                                             const typename P::T* column_shift, typename P::Tile& x) {
+  using T = typename P::T;
   if (column_shift != nullptr) {
     const Vec<T> s0 = load(column_shift), s1 = load(column_shift + kLanes<T>);
 #pragma GCC unroll 16
-    for (int64_t r = 0; r < kTileRows; ++r) {
+    for (int64_t r = 0; r < P::kRows; ++r) {
       x[r][0] += s0;
       x[r][1] += s1;
     }
   }
   if (pass.row_shift != nullptr) {
 #pragma GCC unroll 16
-    for (int64_t r = 0; r < kTileRows; ++r) {
-      const Vec<T> s = splat(b.shift[tile * kTileRows + r]);
+    for (int64_t r = 0; r < P::kRows; ++r) {
+      const Vec<T> s = splat(w.shift[tile * P::kRows + r]);
       x[r][0] += s;
       x[r][1] += s;
     }
   }
   if (pass.columns.tag != nullptr) {
     Mask<T> t0, t1;
-    __builtin_memcpy(&t0, pass.columns.tag + panel * kPanelWidth<T>, sizeof t0);
-    __builtin_memcpy(&t1, pass.columns.tag + panel * kPanelWidth<T> + kLanes<T>, sizeof t1);
+    __builtin_memcpy(&t0, pass.columns.tag + panel * P::kColumns, sizeof t0);
+    __builtin_memcpy(&t1, pass.columns.tag + panel * P::kColumns + kLanes<T>, sizeof t1);
     uint32_t met = 0;
 #pragma GCC unroll 16
-    for (int64_t r = 0; r < kTileRows; ++r) {
-      const Mask<T> tag = b.tag[tile * kTileRows + r] - Mask<T>{};
+    for (int64_t r = 0; r < P::kRows; ++r) {
+      const Mask<T> tag = w.tag[tile * P::kRows + r] - Mask<T>{};
       met |= bits_equal(t0, tag) | bits_equal(t1, tag);
     }
     if (__builtin_expect(met != 0, 0)) {
-      alignas(64) T copy[kTileRows * kPanelWidth<T>];
-      store_tile<T>(copy, x);
-      exclude(pass, b, tile, panel, copy);
-      load_tile<T>(copy, x);
+      alignas(64) T copy[P::kRows * P::kColumns];
+      store_tile<P>(copy, x);
+      exclude<P>(pass, part, tile, panel, copy);
+      load_tile<P>(copy, x);
     }
   }
 }
 
-// One strip of values, in panels of features: contiguous, where rows of the matrix itself would collide in the cache.
-template <class T>
-void load_values(const Pass<T>& pass, Block<T>& b, int64_t first, int64_t columns) {
-  constexpr int64_t W = kPanelWidth<T>;
-  for (int64_t c = 0; c < columns; ++c) {
-    const int64_t column = first + c;
-    const T factor = pass.columns.value_factor != nullptr ? pass.columns.value_factor[column] : T(1);
-    with_row(pass.columns.values, pass.features, column, [&](const auto* x) {
-      int64_t d = 0;
-      for (; d + W <= pass.features; d += W) {
-        T* v = b.v + d * kStripColumns + c * W;
-        for (int64_t i = 0; i < W; ++i) v[i] = T(widen(x[d + i])) * factor;
-      }
-      if (d == Block<T>::out_features(pass)) return;
-      T* v = b.v + d * kStripColumns + c * W;
-      for (int64_t i = 0; i < W; ++i) v[i] = d + i < pass.features ? T(widen(x[d + i])) * factor : T(0);
-      if (pass.columns.extra != nullptr) v[pass.features - d] = pass.columns.extra[column];
-    });
-  }
-}
-
-// out += strip * v for one tile and one panel of features, of which kVectors vectors are used.
-template <class T, int kVectors>
-inline void accumulate(const T* strip, int64_t columns, const T* v, int64_t stride, T* out) {
-  Vec<T> acc[kTileRows][kVectors] = {};
-  for (int64_t first = 0; first < columns; first += kPanelWidth<T>) {
-    const int64_t width = columns - first < kPanelWidth<T> ? columns - first : kPanelWidth<T>;
-    for (int64_t c = 0; c < width; ++c) {
-      Vec<T> value[kVectors];
-#pragma GCC unroll 2
-      for (int i = 0; i < kVectors; ++i) value[i] = load(v + i * kLanes<T>);
-#pragma GCC unroll 16
-      for (int64_t r = 0; r < kTileRows; ++r) {
-        const Vec<T> w = splat(strip[r * kPanelWidth<T> + c]);
-#pragma GCC unroll 2
-        for (int i = 0; i < kVectors; ++i) acc[r][i] += w * value[i];
-      }
-      v += kPanelWidth<T>;
-    }
-    strip += kTileRows * kPanelWidth<T>;
-  }
-  for (int64_t r = 0; r < kTileRows; ++r) {
-    for (int i = 0; i < kVectors; ++i) {
-      T* to = out + r * stride + i * kLanes<T>;
-      store(to, load(to) + acc[r][i]);
-    }
+template <class P>
+void pack_panels(const Pass<typename P::T>& pass, int64_t panel_begin, int64_t panel_end, typename P::T* panels) {
+  const auto& columns = pass.columns;
+  for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+    const int64_t first = panel * P::kColumns;
+    const int64_t count = columns.count - first < P::kColumns ? columns.count - first : P::kColumns;
+    const bool wild = P::pack_panel(columns.data, columns.factor, pass.features, first, count,
+                                    panels + (panel - panel_begin) * P::panel_elements(pass.features));
+    if (wild) *pass.wild = true;
   }
 }
 
 template <class T>
-void accumulate_strip(const Pass<T>& pass, Block<T>& b, int64_t first, int64_t columns) {
-  const int64_t stride = Block<T>::out_features(pass);
-  const int64_t wanted = pass.features + (pass.columns.extra != nullptr ? 1 : 0);
-  load_values(pass, b, first, columns);
-  for (int64_t d = 0; d < wanted; d += kPanelWidth<T>) {
-    for (int64_t tile = 0; tile < b.tiles; ++tile) {
-      T* out = b.out + tile * kTileRows * stride + d;
-      if (wanted - d > kLanes<T>) {
-        accumulate<T, 2>(b.cell(tile, 0), columns, b.v + d * kStripColumns, stride, out);
-      } else {
-        accumulate<T, 1>(b.cell(tile, 0), columns, b.v + d * kStripColumns, stride, out);
-      }
-    }
-  }
+inline const T* offset(const T* p, int64_t by) {
+  return p == nullptr ? nullptr : p + by;
 }
 
-template <class T, class Reducer, bool kValues>
-void run_block(const Pass<T>& pass, Block<T>& b) {
-  constexpr int64_t W = kPanelWidth<T>;
+template <class P, class Reducer>
+void walk(const Pass<typename P::T>& pass, const Part<typename P::T>& part, typename P::T* scratch) {
+  using T = typename P::T;
+  constexpr int64_t W = P::kColumns, per_strip = P::kStrip / W;
   const Columns<T>& columns = pass.columns;
-  const int64_t panels = (columns.count + W - 1) / W;
+  const int64_t whole = (columns.count + W - 1) / W;
   alignas(64) T tail[W];
-  for (int64_t c = 0; c < W; ++c) tail[c] = (panels - 1) * W + c < columns.count ? T(0) : -T(__builtin_huge_val());
+  for (int64_t c = 0; c < W; ++c) tail[c] = (whole - 1) * W + c < columns.count ? T(0) : -T(__builtin_huge_val());
 
-  load_block(pass, b);
-  Reducer::start(pass, b);
-  if (kValues) {
-    for (int64_t i = 0; i < b.tiles * kTileRows * Block<T>::out_features(pass); ++i) b.out[i] = 0;
-  }
-  for (int64_t first = 0; first < columns.count; first += kStripColumns) {
-    const int64_t count = columns.count - first < kStripColumns ? columns.count - first : kStripColumns;
-    for (int64_t panel = first / W; panel < (first + count + W - 1) / W; ++panel) {
+  Memory<P> w(pass, part, scratch);
+  P::begin();
+  load_rows<P>(pass, part, w);
+  Reducer::start(w);
+  if (part.out != nullptr) __builtin_memset(part.out, 0, w.tiles * P::kRows * w.stride * sizeof(T));
+  for (int64_t first = part.panel_begin; first < part.panel_end; first += per_strip) {
+    const int64_t end = first + per_strip < part.panel_end ? first + per_strip : part.panel_end;
+    w.weights = part.weights != nullptr ? part.weights + (first - part.panel_begin) * w.tiles * P::kCell : w.strip;
+    const T* panels = w.panels;
+    if (columns.panels == nullptr) {
+      pack_panels<P>(pass, first, end, w.panels);
+    } else {
+      panels = columns.panels + first * P::panel_elements(pass.features);
+    }
+    const int64_t row_elements = P::row_elements(pass.features), panel_elements = P::panel_elements(pass.features);
+    P::issue(w.rows, panels, pass.features);
+    for (int64_t panel = first; panel < end; ++panel) {
       const T* shift = columns.shift != nullptr          ? columns.shift + panel * W
                        : (panel + 1) * W > columns.count ? tail
                                                          : nullptr;
-      for (int64_t tile = 0; tile < b.tiles; ++tile) {
-        Tile<T> x;
-        multiply<T>(b.a + tile * kTileRows * pass.features, columns.panels + panel * pass.features * W, pass.features,
-                    x);
-        shift_and_exclude<T>(pass, b, tile, panel, shift, x);
-        Reducer::weigh(pass, b, tile, panel - first / W, x);
+      const T* packed = panels + (panel - first) * panel_elements;
+      for (int64_t tile = 0; tile < w.tiles; ++tile) {
+        typename P::Result result;
+        typename P::Tile x;
+        P::take(result);
+        if (tile + 1 < w.tiles) {
+          P::issue(w.rows + (tile + 1) * row_elements, packed, pass.features);
+        } else if (panel + 1 < end) {
+          P::issue(w.rows, packed + panel_elements, pass.features);
+        }
+        P::read(result, w.rows + tile * row_elements, packed, pass.features, w.factor + tile * P::kRows, x);
+        if (P::kRaw && columns.factor != nullptr) scale_columns<P>(columns, panel, x);
+        shift_and_exclude<P>(pass, part, w, tile, panel, shift, x);
+        Reducer::weigh(w, tile, panel - first, x);
       }
     }
-    if (kValues) accumulate_strip(pass, b, first, count);
-    Reducer::end_strip(b);
+    if (part.out != nullptr) {
+      const int64_t last = end * W < columns.count ? end * W : columns.count, count = last - first * W;
+      const bool wild = P::pack_values(columns.data, columns.value_factor, columns.extra, pass.features, first * W,
+                                       count, P::kStrip, w.values);
+      if (wild) *pass.wild = true;
+      P::accumulate(w.weights, w.tiles, count, w.values, pass.features, offset(columns.value_factor, first * W),
+                    offset(columns.extra, first * W), part.out);
+    }
+    Reducer::end_strip(w, (first - part.panel_begin) / per_strip);
   }
-  Reducer::finish(pass, b);
-  if (!kValues) return;
-  for (int64_t i = 0; i < b.rows; ++i) {
-    const T* out = b.out + i * Block<T>::out_features(pass);
-    if (pass.out.data != nullptr) write_part(pass.out, (b.first + i) * pass.features, pass.features, out);
-    if (pass.out_extra != nullptr) pass.out_extra[b.first + i] = out[pass.features];
-  }
+  Reducer::finish(w, part);
+  P::end();
 }
 
-template <class T, class Reducer, bool kValues>
-void run_tiles(const Pass<T>& pass, int64_t tile_begin, int64_t tile_end, T* scratch) {
-  Block<T> b(pass, scratch);
-  // Equal blocks: a short last one would reuse each panel less.
-  const int64_t blocks = (tile_end - tile_begin + kBlockTiles - 1) / kBlockTiles;
-  for (int64_t i = 0; i < blocks; ++i) {
-    const int64_t begin = tile_begin + (tile_end - tile_begin) * i / blocks;
-    const int64_t end = tile_begin + (tile_end - tile_begin) * (i + 1) / blocks;
-    b.first = begin * kTileRows;
-    b.tiles = end - begin;
-    b.rows = (end * kTileRows < pass.rows ? end * kTileRows : pass.rows) - b.first;
-    run_block<T, Reducer, kValues>(pass, b);
-  }
+template <class P>
+int64_t scratch_elements(const Pass<typename P::T>& pass, const Part<typename P::T>& part) {
+  return Memory<P>(pass, part, nullptr).elements;
 }
 
-// With values where the caller wants them.
-template <class T, template <class, bool> class Reducer>
-void forward_pass(const Pass<T>& pass, int64_t tile_begin, int64_t tile_end, T* scratch) {
-  if (pass.out.data != nullptr) {
-    run_tiles<T, Reducer<T, true>, true>(pass, tile_begin, tile_end, scratch);
+// Forward: weights are written only where something is done with them.
+template <class P, template <class, bool> class Reducer>
+void walk_forward(const Pass<typename P::T>& pass, const Part<typename P::T>& part, typename P::T* scratch) {
+  if (part.out != nullptr || part.weights != nullptr) {
+    walk<P, Reducer<P, true>>(pass, part, scratch);
   } else {
-    run_tiles<T, Reducer<T, false>, false>(pass, tile_begin, tile_end, scratch);
+    walk<P, Reducer<P, false>>(pass, part, scratch);
   }
 }
 
-template <class T>
-constexpr Kernels<T> table() {
-  return {kTileRows,
-          kPanelWidth<T>,
-          Block<T>::elements,
-          pack_panels<T>,
-          widen_vector<T>,
-          row_dot<T>,
-          row_combine<T>,
-          forward_pass<T, LogSumExp>,
-          run_tiles<T, KnownSum<T>, true>,
-          forward_pass<T, SoftplusSum>,
-          run_tiles<T, Sigmoid<T>, true>};
+template <class P>
+int64_t column_scratch_elements(const Part<typename P::T>& part, int64_t features) {
+  const int64_t tiles = (part.row_end - part.row_begin + P::kRows - 1) / P::kRows;
+  return P::column_scratch(tiles, features);
+}
+
+template <class P>
+void column_sums(const Pass<typename P::T>& pass, const Part<typename P::T>& part,
+                 const ColumnSums<typename P::T>& columns, typename P::T* scratch) {
+  const int64_t tiles = (part.row_end - part.row_begin + P::kRows - 1) / P::kRows;
+  const int64_t features = pass.features + (columns.extra != nullptr ? 1 : 0);
+  P::begin();
+  const bool wild = P::pack_column_values(columns.values, columns.factor, columns.extra, pass.features, part.row_begin,
+                                          part.row_end - part.row_begin, tiles, scratch);
+  if (wild) *pass.wild = true;
+  for (int64_t panel = part.panel_begin; panel < part.panel_end; ++panel) {
+    P::sum_columns(part.weights + (panel - part.panel_begin) * tiles * P::kCell, tiles, scratch, pass.features,
+                   columns.factor, columns.extra, columns.add, columns.sums + panel * P::column_sum_elements(features));
+  }
+  P::end();
+}
+
+template <class P>
+void write_column_sums(const typename P::T* sums, int64_t columns, int64_t features, int64_t panel_begin,
+                       int64_t panel_end, typename P::T* out, typename P::T* out_extra) {
+  const int64_t size = P::column_sum_elements(features + (out_extra != nullptr ? 1 : 0));
+  for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+    const int64_t first = panel * P::kColumns;
+    const int64_t count = columns - first < P::kColumns ? columns - first : P::kColumns;
+    P::write_sums(sums + panel * size, count, features, out + first * features,
+                  out_extra != nullptr ? out_extra + first : nullptr);
+  }
+}
+
+// `any`: the kernels for what these find wild; null where they take everything.
+template <class P>
+constexpr Kernels<typename P::T> table(const Kernels<typename P::T>* any = nullptr) {
+  return {any,
+          P::kRows,
+          P::kColumns,
+          P::kStrip,
+          P::kCell,
+          P::panel_elements,
+          P::whole_panels,
+          scratch_elements<P>,
+          P::column_sum_elements,
+          column_scratch_elements<P>,
+          pack_panels<P>,
+          widen_vector<typename P::T>,
+          row_dot<typename P::T>,
+          row_combine<typename P::T>,
+          {walk_forward<P, LogSumExp>, LogSumExp<P, true>::combine},
+          {walk<P, KnownSum<P>>, KnownSum<P>::combine},
+          {walk_forward<P, SoftplusSum>, SoftplusSum<P, true>::combine},
+          {walk<P, Sigmoid<P>>, Sigmoid<P>::combine},
+          column_sums<P>,
+          write_column_sums<P>};
 }

@@ -5,33 +5,40 @@
 
 #include "checks.h"
 #include "contrast.h"
-#include "cpu/buffer.h"
+#include "cpu/drive.h"
 #include "cpu/isa.h"
 #include "torch_shim.h"
 
 namespace fastcl {
 
 constexpr double kLog2e = 1.442695040888963407359924681;
-// Below this much work a second thread costs more than it brings (a parallel region is about 1.5 us).
-constexpr int64_t kGrainFlops = 1 << 17;
-
-inline int64_t grain(int64_t flops_per_unit) { return 1 + kGrainFlops / (flops_per_unit + 1); }
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// The driver's threads are torch's own.
+constexpr auto torch_parallel = [](int64_t begin, int64_t end, int64_t grain, const auto& f) {
+  parallel_for(begin, end, grain, f);
+};
 
 struct Inputs {
   Tensor query, key, positive, scale, bias, row_id, col_id;
   double factor;
 };
 
+// A pass and the vectors made for it.
+template <class T>
+struct Side {
+  Buffer<T> column_shift, row_shift;
+  Buffer<Tag<T>> tag;
+  Pass<T> pass;
+};
+
 // What both directions need of the inputs, in the compute type.
 template <class T>
 struct Problem {
-  const Kernels<T>& kernels = kernels_of<T>(active_isa());
   int64_t n, m, d;
   Matrix query, key, positive;  // key and positive may be absent (null data)
   Buffer<T> scale;              // [n]
   Buffer<T> log2_scale;         // [n], scale * log2 e: makes similarities powers of two
   const int64_t *row_id, *col_id;
+  const Kernels<T>& kernels;
 
   explicit Problem(const Inputs& in)
       : n(in.query.size(0)),
@@ -43,7 +50,8 @@ struct Problem {
         scale(n),
         log2_scale(n),
         row_id(ids_of(in.row_id, n, "row_id")),
-        col_id(ids_of(in.col_id, m, "col_id")) {
+        col_id(ids_of(in.col_id, m, "col_id")),
+        kernels(kernels_of<T>(active_isa(), query.dtype, key.data != nullptr ? key.dtype : query.dtype)) {
     check(col_id == nullptr || row_id != nullptr || n == 0, "row_id: expected both row_id and col_id or neither");
     if (!present(in.scale)) {
       for (int64_t i = 0; i < n; ++i) scale[i] = static_cast<T>(in.factor);
@@ -66,29 +74,62 @@ struct Problem {
 
   int64_t padded(int64_t columns) const { return ceil_div(columns, kernels.panel_width) * kernels.panel_width; }
 
-  Buffer<T> panels(Matrix columns, const T* factor, int64_t count) const {
-    Buffer<T> out(padded(count) * d);
-    parallel_for(
-        0, ceil_div(count, kernels.panel_width), grain(kernels.panel_width * d * 8),
-        [&](int64_t begin, int64_t end) { kernels.pack_panels(columns, factor, count, d, begin, end, out.get()); });
-    return out;
-  }
-
   Buffer<Tag<T>> tags(const int64_t* id, int64_t count) const {
     Buffer<Tag<T>> out(padded(count));
     for (int64_t j = 0; j < padded(count); ++j) out[j] = j < count ? tag_of<T>(id[j]) : 0;
     return out;
   }
 
-  void run(const Pass<T>& pass, void (*kernel)(const Pass<T>&, int64_t, int64_t, T*)) const {
-    const int64_t tiles = ceil_div(pass.rows, kernels.tile_rows);
-    const int64_t flops = 4 * kernels.tile_rows * pass.columns.count * d;
-    parallel_for(0, tiles, grain(flops), [&](int64_t begin, int64_t end) {
-      Buffer<T> scratch(kernels.scratch_elements(pass));
-      kernel(pass, begin, end, scratch.get());
-    });
+  auto driver() const { return Driver(kernels, threads(), torch_parallel); }
+
+  // Queries as rows, keys as columns.
+  Side<T> by_query(const Inputs& in) const {
+    Side<T> side{present(in.bias) ? log2_shift(in.bias, "bias", m, padded(m)) : Buffer<T>(0),
+                 Buffer<T>(0),
+                 tags(col_id, col_id != nullptr ? m : 0),
+                 {}};
+    Pass<T>& pass = side.pass;
+    pass.rows = n;
+    pass.features = d;
+    pass.row_data = query;
+    pass.row_factor = log2_scale.get();
+    pass.row_id = row_id;
+    pass.columns.count = m;
+    pass.columns.data = key;
+    pass.columns.shift = present(in.bias) ? side.column_shift.get() : nullptr;
+    pass.columns.id = col_id;
+    pass.columns.tag = col_id != nullptr ? side.tag.get() : nullptr;
+    return side;
+  }
+
+  // Keys as rows, queries as columns, so that each key's gradient has one owner: values are weight_i * query_i.
+  Side<T> by_key(const Inputs& in, Buffer<T> query_shift, const T* weight, const T* extra) const {
+    Side<T> side{std::move(query_shift),
+                 present(in.bias) ? log2_shift(in.bias, "bias", m, m) : Buffer<T>(0),
+                 tags(row_id, row_id != nullptr ? n : 0),
+                 {}};
+    Pass<T>& pass = side.pass;
+    pass.rows = m;
+    pass.features = d;
+    pass.row_data = key;
+    pass.row_shift = present(in.bias) ? side.row_shift.get() : nullptr;
+    pass.row_id = col_id;
+    pass.columns.count = n;
+    pass.columns.data = query;
+    pass.columns.factor = log2_scale.get();
+    pass.columns.shift = side.column_shift.get();
+    pass.columns.value_factor = weight;
+    pass.columns.extra = extra;
+    pass.columns.id = row_id;
+    pass.columns.tag = row_id != nullptr ? side.tag.get() : nullptr;
+    return side;
   }
 };
+
+template <class T>
+constexpr DType compute_type() {
+  return sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64;
+}
 
 template <class T>
 int32_t torch_dtype() {

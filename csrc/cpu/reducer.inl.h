@@ -1,104 +1,194 @@
 // What a tile of similarities is turned into: weights relative to a running maximum (forward) or to a known sum
-// (backward); for pairwise losses, softplus and sigmoid. A reducer has four functions: start and finish a block, weigh a tile, end a strip of columns. Included
-// once per instruction set, inside its namespace and target region; includes nothing.
+// (backward); for pairwise losses, softplus and sigmoid. A reducer starts and ends a walk, weighs a tile, ends a strip of
+// columns, and combines the parts of a row. P is the product (product.inl.h), which owns the shape of a tile.
+// Included once per instruction set, inside its namespace and target region; includes nothing.
+
+// The memory of one walk over a part.
+template <class P>
+struct Walk {
+  using T = typename P::T;
+  int64_t tiles;
+  int64_t stride;    // of a row of out
+  T* out;            // [rows][stride] or null
+  T* maximum;        // [rows]
+  T* sum;            // [rows][lanes], over finished strips
+  T* strip_sum;      // the same over the present strip: two levels keep the rounding of long sums small
+  T* strip_maximum;  // [strips][rows], where weights are kept: what each strip's are relative to
+  T* weights;        // of the present strip: [panel][tile][cell]
+  T* cell(int64_t tile, int64_t panel) const { return weights + (panel * tiles + tile) * P::kCell; }
+};
+
+template <class P>
+inline __attribute__((always_inline)) void load_tile(const typename P::T* from, typename P::Tile& x) {
+#pragma GCC unroll 16
+  for (int64_t r = 0; r < P::kRows; ++r) {
+    x[r][0] = load(from + r * P::kColumns);
+    x[r][1] = load(from + r * P::kColumns + kLanes<typename P::T>);
+  }
+}
+
+template <class P>
+inline __attribute__((always_inline)) void store_tile(typename P::T* to, const typename P::Tile& x) {
+#pragma GCC unroll 16
+  for (int64_t r = 0; r < P::kRows; ++r) {
+    store(to + r * P::kColumns, x[r][0]);
+    store(to + r * P::kColumns + kLanes<typename P::T>, x[r][1]);
+  }
+}
+
+template <class T>
+inline void scale_row(T* x, int64_t count, T factor) {
+  for (int64_t i = 0; i < count; ++i) x[i] *= factor;
+}
+
+// out of the pass, one row: the parts' sums times their factors.
+template <class P, class F>
+inline void write_row(const Pass<typename P::T>& pass, const Part<typename P::T>* parts, int64_t count, int64_t row,
+                      const F& factor) {
+  using T = typename P::T;
+  constexpr int64_t kChunk = 256;
+  const int64_t i = row - parts[0].row_begin;
+  const int64_t features = pass.features + (pass.columns.extra != nullptr ? 1 : 0), stride = P::whole_panels(features);
+  for (int64_t first = 0; first < features; first += kChunk) {
+    const int64_t width = features - first < kChunk ? features - first : kChunk;
+    T total[kChunk];
+    for (int64_t g = 0; g < count; ++g) {
+      const T f = factor(parts[g], i);
+      const T* out = parts[g].out + i * stride + first;
+      for (int64_t d = 0; d < width; ++d) total[d] = g == 0 ? f * out[d] : total[d] + f * out[d];
+    }
+    const int64_t wanted = pass.features - first < width ? pass.features - first : width;
+    if (pass.out.data != nullptr) write_part(pass.out, row * pass.features + first, wanted, total);
+    if (pass.out_extra != nullptr && wanted < width) pass.out_extra[row] = total[wanted];
+  }
+}
 
 // Weights with a running maximum (forward). The maximum is raised lazily, only when a similarity exceeds it by 2^8:
 // weights stay far from overflow and most tiles never touch it.
-template <class T, bool kValues>
+template <class P, bool kWeights>
 struct LogSumExp {
+  using T = typename P::T;
   static constexpr T kSlack = 8;
 
-  static void start(const Pass<T>&, Block<T>& b) {
-    for (int64_t i = 0; i < kBlockRows * kLanes<T>; ++i) b.sum[i] = b.strip_sum[i] = 0;
+  static void start(Walk<P>& w) {
+    for (int64_t i = 0; i < w.tiles * P::kRows * kLanes<T>; ++i) w.sum[i] = w.strip_sum[i] = 0;
     // Finite, so that a first tile of nothing but -inf gives weights 0 and not NaN.
-    for (int64_t i = 0; i < kBlockRows; ++i) b.maximum[i] = T(sizeof(T) == 4 ? -1e38 : -1e300);
+    for (int64_t i = 0; i < w.tiles * P::kRows; ++i) w.maximum[i] = T(sizeof(T) == 4 ? -1e38 : -1e300);
   }
 
-  static inline __attribute__((always_inline)) void weigh(const Pass<T>& pass, Block<T>& b, int64_t tile, int64_t panel,
-                                                          Tile<T>& x) {
-    const T* maximum = b.maximum + tile * kTileRows;
+  static inline __attribute__((always_inline)) void weigh(Walk<P>& w, int64_t tile, int64_t panel,
+                                                          typename P::Tile& x) {
+    const T* maximum = w.maximum + tile * P::kRows;
     uint32_t above = 0;
 #pragma GCC unroll 16
-    for (int64_t r = 0; r < kTileRows; ++r) above |= bits_greater(max<T>(x[r][0], x[r][1]), splat(maximum[r]) + kSlack);
-    if (__builtin_expect(above != 0, 0)) {
-      alignas(64) T copy[kTileRows * kPanelWidth<T>];
-      store_tile<T>(copy, x);
-      raise(pass, b, tile, panel, copy);
-      load_tile<T>(copy, x);
+    for (int64_t r = 0; r < P::kRows; ++r) {
+      above |= bits_greater(max<T>(x[r][0], x[r][1]), splat(maximum[r]) + kSlack);
     }
-    T* sum = b.strip_sum + tile * kTileRows * kLanes<T>;
-    T* weights = b.cell(tile, panel);
+    if (__builtin_expect(above != 0, 0)) {
+      alignas(64) T copy[P::kRows * P::kColumns];
+      store_tile<P>(copy, x);
+      raise(w, tile, panel, copy);
+      load_tile<P>(copy, x);
+    }
+    T* sum = w.strip_sum + tile * P::kRows * kLanes<T>;
+    T* weights = w.cell(tile, panel);
 #pragma GCC unroll 16
-    for (int64_t r = 0; r < kTileRows; ++r) {
+    for (int64_t r = 0; r < P::kRows; ++r) {
       const Vec<T> m = splat(maximum[r]);
       const Vec<T> w0 = exp2<T>(x[r][0] - m), w1 = exp2<T>(x[r][1] - m);
       store(sum + r * kLanes<T>, load(sum + r * kLanes<T>) + (w0 + w1));
-      if (kValues) {
-        store(weights + r * kPanelWidth<T>, w0);
-        store(weights + r * kPanelWidth<T> + kLanes<T>, w1);
+      if (kWeights) {
+        store(weights + r * P::kColumns, w0);
+        store(weights + r * P::kColumns + kLanes<T>, w1);
       }
     }
   }
 
   // Moves the maximum of each row that needs it and rescales what was summed relative to the old one.
-  static __attribute__((noinline)) void raise(const Pass<T>& pass, Block<T>& b, int64_t tile, int64_t panel,
-                                              const T* x) {
-    for (int64_t r = 0; r < kTileRows; ++r) {
-      const int64_t row = tile * kTileRows + r;
-      T highest = b.maximum[row];
-      for (int64_t c = 0; c < kPanelWidth<T>; ++c)
-        highest = x[r * kPanelWidth<T> + c] > highest ? x[r * kPanelWidth<T> + c] : highest;
-      if (!(highest > b.maximum[row] + kSlack)) continue;
-      const T factor = std::exp2(b.maximum[row] - highest);
-      b.maximum[row] = highest;
+  static __attribute__((noinline)) void raise(Walk<P>& w, int64_t tile, int64_t panel, const T* x) {
+    for (int64_t r = 0; r < P::kRows; ++r) {
+      const int64_t row = tile * P::kRows + r;
+      T highest = w.maximum[row];
+      for (int64_t c = 0; c < P::kColumns; ++c)
+        highest = x[r * P::kColumns + c] > highest ? x[r * P::kColumns + c] : highest;
+      if (!(highest > w.maximum[row] + kSlack)) continue;
+      const T factor = std::exp2(w.maximum[row] - highest);
+      w.maximum[row] = highest;
       for (int64_t i = 0; i < kLanes<T>; ++i) {
-        b.sum[row * kLanes<T> + i] *= factor;
-        b.strip_sum[row * kLanes<T> + i] *= factor;
+        w.sum[row * kLanes<T> + i] *= factor;
+        w.strip_sum[row * kLanes<T> + i] *= factor;
       }
-      if (!kValues) continue;
-      for (int64_t p = 0; p < panel; ++p) {
-        T* weights = b.cell(tile, p) + r * kPanelWidth<T>;
-        for (int64_t c = 0; c < kPanelWidth<T>; ++c) weights[c] *= factor;
-      }
-      T* out = b.out + row * Block<T>::out_features(pass);
-      for (int64_t d = 0; d < pass.features; ++d) out[d] *= factor;
+      if (!kWeights) continue;
+      for (int64_t p = 0; p < panel; ++p) scale_row(w.cell(tile, p) + r * P::kColumns, P::kColumns, factor);
+      if (w.out != nullptr) scale_row(w.out + row * w.stride, w.stride, factor);
     }
   }
 
-  static void end_strip(Block<T>& b) {
-    for (int64_t i = 0; i < b.tiles * kTileRows * kLanes<T>; ++i) {
-      b.sum[i] += b.strip_sum[i];
-      b.strip_sum[i] = 0;
+  static void end_strip(Walk<P>& w, int64_t strip) {
+    for (int64_t i = 0; i < w.tiles * P::kRows * kLanes<T>; ++i) {
+      w.sum[i] += w.strip_sum[i];
+      w.strip_sum[i] = 0;
+    }
+    if (w.strip_maximum != nullptr) {
+      __builtin_memcpy(w.strip_maximum + strip * w.tiles * P::kRows, w.maximum, w.tiles * P::kRows * sizeof(T));
     }
   }
 
-  static void finish(const Pass<T>& pass, Block<T>& b) {
-    for (int64_t i = 0; i < b.rows; ++i) {
-      const T sum = sum_lanes<T>(load(b.sum + i * kLanes<T>));
-      pass.reduced[b.first + i] = T((double(b.maximum[i]) + std::log2(double(sum))) * 0.693147180559945309417232121458);
-      if (!kValues) continue;
+  // Kept weights of earlier strips may be relative to an earlier maximum.
+  static void finish(const Walk<P>& w, const Part<T>& part) {
+    const int64_t rows = w.tiles * P::kRows, per_strip = P::kStrip / P::kColumns;
+    for (int64_t i = 0; i < rows; ++i) part.sum[i] = sum_lanes<T>(load(w.sum + i * kLanes<T>));
+    if (w.strip_maximum == nullptr) return;
+    for (int64_t first = part.panel_begin; first < part.panel_end; first += per_strip) {
+      const T* maximum = w.strip_maximum + (first - part.panel_begin) / per_strip * rows;
+      for (int64_t i = 0; i < rows; ++i) {
+        if (maximum[i] == w.maximum[i]) continue;
+        const T factor = std::exp2(maximum[i] - w.maximum[i]);
+        for (int64_t p = first; p < first + per_strip && p < part.panel_end; ++p) {
+          T* cell = part.weights + ((p - part.panel_begin) * w.tiles + i / P::kRows) * P::kCell;
+          scale_row(cell + i % P::kRows * P::kColumns, P::kColumns, factor);
+        }
+      }
+    }
+  }
+
+  static void combine(const Pass<T>& pass, const Part<T>* parts, int64_t count, int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t i = row - parts[0].row_begin;
+      T highest = parts[0].maximum[i];
+      for (int64_t g = 1; g < count; ++g) highest = parts[g].maximum[i] > highest ? parts[g].maximum[i] : highest;
+      T sum = 0;
+      for (int64_t g = 0; g < count; ++g) sum += parts[g].sum[i] * std::exp2(parts[g].maximum[i] - highest);
+      pass.reduced[row] = T((double(highest) + std::log2(double(sum))) * 0.693147180559945309417232121458);
       const T inverse = sum == 0 ? T(0) : 1 / sum;
-      T* out = b.out + i * Block<T>::out_features(pass);
-      for (int64_t d = 0; d < pass.features; ++d) out[d] *= inverse;
+      for (int64_t g = 0; g < count; ++g) parts[g].sum[i] = inverse * std::exp2(parts[g].maximum[i] - highest);
+      if (parts[0].out != nullptr)
+        write_row<P>(pass, parts, count, row, [](const Part<T>& p, int64_t j) { return p.sum[j]; });
     }
   }
 };
 
 // Weights relative to a known log-sum-exp, which the columns' shift carries (backward).
-template <class T>
+template <class P>
 struct KnownSum {
-  static void start(const Pass<T>&, Block<T>&) {}
-  static inline __attribute__((always_inline)) void weigh(const Pass<T>&, Block<T>& b, int64_t tile, int64_t panel,
-                                                          Tile<T>& x) {
-    T* weights = b.cell(tile, panel);
+  using T = typename P::T;
+  static void start(Walk<P>&) {}
+  static inline __attribute__((always_inline)) void weigh(Walk<P>& w, int64_t tile, int64_t panel,
+                                                          typename P::Tile& x) {
+    T* weights = w.cell(tile, panel);
 #pragma GCC unroll 16
-    for (int64_t r = 0; r < kTileRows; ++r) {
-      store(weights + r * kPanelWidth<T>, exp2<T>(x[r][0]));
-      store(weights + r * kPanelWidth<T> + kLanes<T>, exp2<T>(x[r][1]));
+    for (int64_t r = 0; r < P::kRows; ++r) {
+      store(weights + r * P::kColumns, exp2<T>(x[r][0]));
+      store(weights + r * P::kColumns + kLanes<T>, exp2<T>(x[r][1]));
     }
   }
-  static void end_strip(Block<T>&) {}
-  static void finish(const Pass<T>&, Block<T>&) {}
+  static void end_strip(Walk<P>&, int64_t) {}
+  static void finish(const Walk<P>&, const Part<T>&) {}
+  static void combine(const Pass<T>& pass, const Part<T>* parts, int64_t count, int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      write_row<P>(pass, parts, count, row, [](const Part<T>&, int64_t) { return T(1); });
+    }
+  }
 };
 
 // log2(1 + t) for t in [0, 1]: 2 atanh(t / (2 + t)) / ln 2 by its series, whose terms fall by 9 each.
@@ -125,52 +215,56 @@ inline Vec<T> sigmoid_of(Vec<T> x, Vec<T> e) {
 }
 
 // Sum of softplus with weights sigmoid (forward). Nothing is relative to anything, so nothing is ever rescaled.
-template <class T, bool kValues>
+template <class P, bool kWeights>
 struct SoftplusSum {
-  static void start(const Pass<T>& pass, Block<T>& b) { LogSumExp<T, kValues>::start(pass, b); }
+  using T = typename P::T;
+  static void start(Walk<P>& w) { LogSumExp<P, kWeights>::start(w); }
 
-  static inline __attribute__((always_inline)) void weigh(const Pass<T>&, Block<T>& b, int64_t tile, int64_t panel,
-                                                          Tile<T>& x) {
-    T* sum = b.strip_sum + tile * kTileRows * kLanes<T>;
-    T* weights = b.cell(tile, panel);
+  static inline __attribute__((always_inline)) void weigh(Walk<P>& w, int64_t tile, int64_t panel,
+                                                          typename P::Tile& x) {
+    T* sum = w.strip_sum + tile * P::kRows * kLanes<T>;
+    T* weights = w.cell(tile, panel);
 #pragma GCC unroll 16
-    for (int64_t r = 0; r < kTileRows; ++r) {
+    for (int64_t r = 0; r < P::kRows; ++r) {
       Vec<T> total = load(sum + r * kLanes<T>);
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
         const Vec<T> e = exp2_minus_abs<T>(x[r][i]);
         total += max<T>(x[r][i], Vec<T>{}) + log2_1p<T>(e);
-        if (kValues) store(weights + r * kPanelWidth<T> + i * kLanes<T>, sigmoid_of<T>(x[r][i], e));
+        if (kWeights) store(weights + r * P::kColumns + i * kLanes<T>, sigmoid_of<T>(x[r][i], e));
       }
       store(sum + r * kLanes<T>, total);
     }
   }
 
-  static void end_strip(Block<T>& b) { LogSumExp<T, kValues>::end_strip(b); }
+  static void end_strip(Walk<P>& w, int64_t strip) { LogSumExp<P, kWeights>::end_strip(w, strip); }
+  static void finish(const Walk<P>& w, const Part<T>& part) {
+    for (int64_t i = 0; i < w.tiles * P::kRows; ++i) part.sum[i] = sum_lanes<T>(load(w.sum + i * kLanes<T>));
+  }
 
-  static void finish(const Pass<T>& pass, Block<T>& b) {
-    for (int64_t i = 0; i < b.rows; ++i) {
-      const T sum = sum_lanes<T>(load(b.sum + i * kLanes<T>));
-      pass.reduced[b.first + i] = T(double(sum) * 0.693147180559945309417232121458);
+  static void combine(const Pass<T>& pass, const Part<T>* parts, int64_t count, int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      double sum = 0;
+      for (int64_t g = 0; g < count; ++g) sum += parts[g].sum[row - parts[0].row_begin];
+      pass.reduced[row] = T(sum * 0.693147180559945309417232121458);
+      if (parts[0].out != nullptr) write_row<P>(pass, parts, count, row, [](const Part<T>&, int64_t) { return T(1); });
     }
   }
 };
 
 // Weights sigmoid alone (backward).
-template <class T>
-struct Sigmoid {
-  static void start(const Pass<T>&, Block<T>&) {}
-  static inline __attribute__((always_inline)) void weigh(const Pass<T>&, Block<T>& b, int64_t tile, int64_t panel,
-                                                          Tile<T>& x) {
-    T* weights = b.cell(tile, panel);
+template <class P>
+struct Sigmoid : KnownSum<P> {
+  using T = typename P::T;
+  static inline __attribute__((always_inline)) void weigh(Walk<P>& w, int64_t tile, int64_t panel,
+                                                          typename P::Tile& x) {
+    T* weights = w.cell(tile, panel);
 #pragma GCC unroll 16
-    for (int64_t r = 0; r < kTileRows; ++r) {
+    for (int64_t r = 0; r < P::kRows; ++r) {
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
-        store(weights + r * kPanelWidth<T> + i * kLanes<T>, sigmoid_of<T>(x[r][i], exp2_minus_abs<T>(x[r][i])));
+        store(weights + r * P::kColumns + i * kLanes<T>, sigmoid_of<T>(x[r][i], exp2_minus_abs<T>(x[r][i])));
       }
     }
   }
-  static void end_strip(Block<T>&) {}
-  static void finish(const Pass<T>&, Block<T>&) {}
 };

@@ -1,25 +1,46 @@
 // Work that is linear in the inputs: packing, dot products and combinations of rows.
 // Included once per instruction set, inside its namespace and target region; includes nothing.
 
+// L vectors of L lanes, rows into columns: after log2 L perfect shuffles every element is where its indices swap.
 template <class T>
-constexpr int64_t kPanelWidth = 2 * kLanes<T>;
+inline __attribute__((always_inline)) void transpose(Vec<T> (&v)[kLanes<T>]) {
+  constexpr int64_t L = kLanes<T>;
+  Mask<T> low, high;
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < L; ++i) {
+    low[i] = Lane<T>(i / 2 + i % 2 * L);
+    high[i] = Lane<T>(i / 2 + i % 2 * L + L / 2);
+  }
+#pragma GCC unroll 4
+  for (int64_t round = 1; round < L; round *= 2) {
+    Vec<T> w[L];
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < L / 2; ++i) {
+      w[2 * i] = __builtin_shuffle(v[i], v[i + L / 2], low);
+      w[2 * i + 1] = __builtin_shuffle(v[i], v[i + L / 2], high);
+    }
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < L; ++i) v[i] = w[i];
+  }
+}
 
-template <class T>
-void pack_panels(Matrix m, const T* factor, int64_t rows, int64_t features, int64_t panel_begin, int64_t panel_end,
-                 T* panels) {
-  constexpr int64_t W = kPanelWidth<T>;
-  for (int64_t p = panel_begin; p < panel_end; ++p) {
-    T* panel = panels + p * features * W;
-    for (int64_t c = 0; c < W; ++c) {
-      const int64_t row = p * W + c;
-      if (row >= rows) {
-        for (int64_t d = 0; d < features; ++d) panel[d * W + c] = 0;
-        continue;
+// out[feature][W]: rows [first, first + count) of the matrix times their factors, side by side, zeros from count to W.
+template <class T, int64_t W>
+void transpose_rows(Matrix m, const T* factor, int64_t features, int64_t first, int64_t count, T* out) {
+  constexpr int64_t L = kLanes<T>;
+  for (int64_t group = 0; group < W; group += L) {
+    const int64_t lanes = W - group < L ? W - group : L;
+    const int64_t real = count - group < 0 ? 0 : count - group < lanes ? count - group : lanes;
+    for (int64_t d = 0; d < features; d += L) {
+      const int64_t width = features - d < L ? features - d : L;
+      Vec<T> v[L] = {};
+      for (int64_t r = 0; r < real; ++r) {
+        const int64_t row = first + group + r;
+        with_row(m, features, row, [&](const auto* x) { v[r] = load_some<T>(x + d, width); });
+        if (factor != nullptr) v[r] *= splat(factor[row]);
       }
-      const T f = factor != nullptr ? factor[row] : T(1);
-      with_row(m, features, row, [&](const auto* x) {
-        for (int64_t d = 0; d < features; ++d) panel[d * W + c] = T(widen(x[d])) * f;
-      });
+      transpose<T>(v);
+      for (int64_t i = 0; i < width; ++i) __builtin_memcpy(out + (d + i) * W + group, &v[i], lanes * sizeof(T));
     }
   }
 }

@@ -12,39 +12,25 @@ void forward(const Inputs& in, const Tensor& offset, bool row_grad, StableIValue
   Tensor sum_key = row_grad ? Tensor::empty({p.n, p.d}, dtype) : Tensor::empty({0}, dtype);
   Tensor sum_weight = Tensor::empty({row_grad ? p.n : 0}, dtype);
 
-  const bool has_bias = present(in.bias), has_offset = present(offset);
-  const Buffer<T> panels = p.panels(p.key, nullptr, p.m);
-  const Buffer<T> shift = has_bias ? p.log2_shift(in.bias, "bias", p.m, p.padded(p.m)) : Buffer<T>(0);
+  const bool has_offset = present(offset);
   const Buffer<T> row_shift = has_offset ? p.log2_shift(offset, "offset", p.n, p.n) : Buffer<T>(0);
-  const Buffer<Tag<T>> tags = p.tags(p.col_id, p.col_id != nullptr ? p.m : 0);
   const Buffer<T> ones(p.m);
   for (int64_t j = 0; j < p.m; ++j) ones[j] = 1;
-
-  Pass<T> pass{};
-  pass.rows = p.n;
-  pass.features = p.d;
-  pass.row_data = p.query;
-  pass.row_factor = p.log2_scale.get();
+  Side<T> side = p.by_query(in);
+  Pass<T>& pass = side.pass;
   pass.row_shift = has_offset ? row_shift.get() : nullptr;
-  pass.row_id = p.row_id;
-  pass.columns.count = p.m;
-  pass.columns.panels = panels.get();
-  pass.columns.shift = has_bias ? shift.get() : nullptr;
-  pass.columns.values = p.key;
   pass.columns.extra = row_grad ? ones.get() : nullptr;  // summed with the weights, it gives the sum of the weights
-  pass.columns.id = p.col_id;
-  pass.columns.tag = p.col_id != nullptr ? tags.get() : nullptr;
   pass.reduced = total.write<T>();
-  pass.out = {row_grad ? sum_key.write<void>() : nullptr, sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64};
+  pass.out = {row_grad ? sum_key.write<void>() : nullptr, compute_type<T>()};
   pass.out_extra = row_grad ? sum_weight.write<T>() : nullptr;
-  p.run(pass, p.kernels.softplus_sum);
+  p.driver().run(pass, &Kernels<T>::softplus_sum);
 
   results[0] = total.release();
   results[1] = sum_key.release();
   results[2] = sum_weight.release();
 }
 
-// The columns' side: weights are recomputed tile by tile, with keys as rows, so that each key's gradient has one owner.
+// The columns' side: weights are recomputed tile by tile.
 template <class T>
 void backward(const Inputs& in, const Tensor& grad_t, const Tensor& offset, bool key_grad, bool bias_grad,
               StableIValue* results) {
@@ -56,32 +42,16 @@ void backward(const Inputs& in, const Tensor& grad_t, const Tensor& offset, bool
   Tensor grad_key = key_grad ? Tensor::empty({p.m, p.d}, in.key.dtype()) : Tensor::empty({0}, dtype);
   Tensor grad_bias = Tensor::empty({bias_grad ? p.m : 0}, dtype);
 
-  const bool has_bias = present(in.bias);
-  Buffer<T> weight(p.n), shift(p.padded(p.n));
+  const Buffer<T> weight(p.n);
   for (int64_t i = 0; i < p.n; ++i) weight[i] = grad[i] * p.scale[i];
-  for (int64_t i = 0; i < p.padded(p.n); ++i) shift[i] = i < p.n ? T(0) : -std::numeric_limits<T>::infinity();
-  const Buffer<T> offsets = present(offset) ? p.log2_shift(offset, "offset", p.n, p.padded(p.n)) : Buffer<T>(0);
-  const Buffer<T> panels = p.panels(p.query, p.log2_scale.get(), p.n);
-  const Buffer<T> row_shift = has_bias ? p.log2_shift(in.bias, "bias", p.m, p.m) : Buffer<T>(0);
-  const Buffer<Tag<T>> tags = p.tags(p.row_id, p.row_id != nullptr ? p.n : 0);
-
-  Pass<T> pass{};
-  pass.rows = p.m;
-  pass.features = p.d;
-  pass.row_data = p.key;
-  pass.row_shift = has_bias ? row_shift.get() : nullptr;
-  pass.row_id = p.col_id;
-  pass.columns.count = p.n;
-  pass.columns.panels = panels.get();
-  pass.columns.shift = present(offset) ? offsets.get() : shift.get();
-  pass.columns.values = p.query;
-  pass.columns.value_factor = weight.get();
-  pass.columns.extra = bias_grad ? grad : nullptr;
-  pass.columns.id = p.row_id;
-  pass.columns.tag = p.row_id != nullptr ? tags.get() : nullptr;
-  pass.out = {key_grad ? grad_key.write<void>() : nullptr, p.key.dtype};
-  pass.out_extra = bias_grad ? grad_bias.write<T>() : nullptr;
-  p.run(pass, p.kernels.sigmoid);
+  Buffer<T> shift = present(offset) ? p.log2_shift(offset, "offset", p.n, p.padded(p.n)) : Buffer<T>(p.padded(p.n));
+  for (int64_t i = 0; i < p.padded(p.n) && !present(offset); ++i) {
+    shift[i] = i < p.n ? T(0) : -std::numeric_limits<T>::infinity();
+  }
+  Side<T> side = p.by_key(in, std::move(shift), weight.get(), bias_grad ? grad : nullptr);
+  side.pass.out = {key_grad ? grad_key.write<void>() : nullptr, p.key.dtype};
+  side.pass.out_extra = bias_grad ? grad_bias.write<T>() : nullptr;
+  p.driver().run(side.pass, &Kernels<T>::sigmoid);
 
   results[0] = grad_key.release();
   results[1] = grad_bias.release();

@@ -67,6 +67,42 @@ inline void narrow(float x, Float16* out) {
 inline void narrow(double x, BFloat16* out) { narrow(float(x), out); }
 inline void narrow(double x, Float16* out) { narrow(float(x), out); }
 
+// One vector of elements of any storage type.
+template <class T, class S>
+inline Vec<T> load_as(const S* x) {
+  T wide[kLanes<T>];
+  for (int64_t i = 0; i < kLanes<T>; ++i) wide[i] = T(widen(x[i]));
+  return load(wide);
+}
+template <>
+inline Vec<float> load_as<float>(const float* x) {
+  return load(x);
+}
+template <>
+inline Vec<double> load_as<double>(const double* x) {
+  return load(x);
+}
+#if FASTCL_VECTOR_BYTES == 64
+template <>
+inline Vec<float> load_as<float>(const Float16* x) {
+  return (Vec<float>)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+}
+#elif FASTCL_VECTOR_BYTES == 32
+template <>
+inline Vec<float> load_as<float>(const Float16* x) {
+  return (Vec<float>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+}
+#endif
+
+// The first `count` elements, zeros behind; nothing beyond them is read.
+template <class T, class S>
+inline Vec<T> load_some(const S* x, int64_t count) {
+  if (count >= kLanes<T>) return load_as<T>(x);
+  T wide[kLanes<T>] = {};
+  for (int64_t i = 0; i < count; ++i) wide[i] = T(widen(x[i]));
+  return load(wide);
+}
+
 // Calls f with a typed pointer to row `row` of the matrix.
 template <class F>
 inline void with_row(Matrix m, int64_t features, int64_t row, const F& f) {

@@ -9,34 +9,81 @@
 """
 
 from fastcl.recsys.checkpoint import load, save
-from fastcl.recsys.data import Cases, Feature, Histories, Interactions, Items, Scorer, Split, bundled
+from fastcl.recsys.compare import compare
+from fastcl.recsys.data import (
+    Cases,
+    DataReport,
+    Feature,
+    Histories,
+    Interactions,
+    Items,
+    LeakageWarning,
+    Scorer,
+    Split,
+    SplitReport,
+    bundled,
+)
+from fastcl.recsys.export import export
 from fastcl.recsys.floors import CoOccurrence, PersonalFrequency, Popularity
-from fastcl.recsys.metrics import evaluate, top_k
-from fastcl.recsys.models import MODELS, CLRec, CLRecConfig, SASRec, SASRecConfig
-from fastcl.recsys.recommend import recommend
-from fastcl.recsys.train import fit
+from fastcl.recsys.groups import by_group
+from fastcl.recsys.metrics import evaluate, rank_cases, top_k
+from fastcl.recsys.models import (
+    MODELS,
+    BERT4Rec,
+    BERT4RecConfig,
+    CLRec,
+    CLRecConfig,
+    ContrastVAE,
+    ContrastVAEConfig,
+    Model,
+    SASRec,
+    SASRecConfig,
+    register,
+)
+from fastcl.recsys.plot import plot
+from fastcl.recsys.recommend import query_vectors, recommend, recommend_users
+from fastcl.recsys.robustness import robustness
+from fastcl.recsys.train import fit, resume
 
 __all__ = [
     "MODELS",
+    "BERT4Rec",
+    "BERT4RecConfig",
     "CLRec",
     "CLRecConfig",
     "Cases",
     "CoOccurrence",
+    "ContrastVAE",
+    "ContrastVAEConfig",
+    "DataReport",
     "Feature",
     "Histories",
     "Interactions",
     "Items",
+    "LeakageWarning",
+    "Model",
     "PersonalFrequency",
     "Popularity",
     "SASRec",
     "SASRecConfig",
     "Scorer",
     "Split",
+    "SplitReport",
     "bundled",
+    "by_group",
+    "compare",
     "evaluate",
+    "export",
     "fit",
     "load",
+    "plot",
+    "query_vectors",
+    "rank_cases",
     "recommend",
+    "recommend_users",
+    "register",
+    "resume",
+    "robustness",
     "save",
     "top_k",
 ]

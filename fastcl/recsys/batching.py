@@ -100,8 +100,14 @@ def prefixes(histories: Histories, length: int) -> Spans:
     return Spans(np.maximum(first, stop - length)[later], stop[later], row[later])
 
 
-def bucketed(spans: Spans, batch: int, rng: np.random.Generator) -> Iterator[Spans]:
-    """All spans once, in random batches of about equal lengths, in random order."""
+def bucketed(
+    spans: Spans, batch: int, rng: np.random.Generator, share: tuple[int, int] = (0, 1)
+) -> Iterator[Spans]:
+    """All spans once, in random batches of about equal lengths, in random order.
+
+    share: (r, of n) leaves the r-th of n parts in each batch, of equal size up to one span and of about equal lengths;
+        generators in the same state give parts that make up the batches. A part may be empty.
+    """
     order = rng.permutation(len(spans.start))
     length = spans.stop - spans.start
     group = batch * SORTED_TOGETHER
@@ -110,13 +116,20 @@ def bucketed(spans: Spans, batch: int, rng: np.random.Generator) -> Iterator[Spa
         chunk = order[begin : begin + group]
         chunk = chunk[np.argsort(length[chunk], kind="stable")]
         batches += [chunk[i : i + batch] for i in range(0, len(chunk), batch)]
+    first, step = share
     for which in rng.permutation(len(batches)):
-        yield spans.take(batches[which])
+        yield spans.take(batches[which][first::step])
 
 
 def batch_count(spans: Spans, batch: int) -> int:
     """How many batches `bucketed` yields (a group holds a whole number of batches)."""
     return -(-len(spans.start) // batch)
+
+
+def log_shares(train: Histories, n_items: int) -> Tensor:
+    """float32 [I], log of each item's share of the clicks, one click added to each."""
+    counts = 1.0 + np.bincount(train.item, minlength=n_items + 1)[1:]
+    return torch.from_numpy(np.log(counts / counts.sum())).float()
 
 
 class Unclicked:

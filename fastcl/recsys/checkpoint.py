@@ -2,7 +2,8 @@
 
     config.json        model, its resolved config, versions, and what the caller records about the run
     items.json         the item table: external ids, titles, features
-    model.safetensors  every tensor of the state dict, with a checksum
+    model.safetensors  every tensor of the best epoch's state dict, with a checksum
+    last.safetensors   where training stands, for `resume` (written by state.py)
     metrics.jsonl      one line an epoch (written by train.py)
 
 Files are replaced whole or not at all. No training and no scoring here.
@@ -12,7 +13,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from fastcl.recsys.data import Items
 from fastcl.recsys.models import MODELS, Model
 
 FORMAT = "fastcl-run-1"
+# config.json makes a folder a run: first to go, last to come.
+FILES = ("config.json", "items.json", "last.safetensors", "model.safetensors", "metrics.jsonl")
 
 
 def save(model: Model, folder: str | Path, record: Mapping[str, Any] | None = None) -> None:
@@ -37,28 +40,36 @@ def save(model: Model, folder: str | Path, record: Mapping[str, Any] | None = No
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    save_description(model, folder, record or {})
+    save_weights(model.name, model.state_dict(), folder)
+
+
+def save_description(model: Model, folder: Path, record: Mapping[str, Any]) -> None:
+    """Replaces items.json and config.json alone."""
     config = {
         "format": FORMAT,
         "model": model.name,
         "config": asdict(model.config),
-        **(record or {}),
-        "versions": {
-            "fastcl": fastcl.__version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
+        **record,
+        "versions": versions(),
     }
-    write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
     write_text(folder / "items.json", json.dumps(model.items.to_json(), ensure_ascii=False) + "\n")
-    save_weights(model, folder)
+    write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
-def save_weights(model: Model, folder: Path) -> None:
-    """Replaces model.safetensors alone."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    metadata = {"format": FORMAT, "model": model.name, "sha256": _digest(tensors)}
-    write_bytes(folder / "model.safetensors", _safetensors().save(tensors, metadata))
+def save_weights(name: str, state: Mapping[str, Tensor], folder: Path) -> None:
+    """Replaces model.safetensors alone by the state dict of a model called `name`."""
+    write_tensors(folder / "model.safetensors", state, {"model": name})
+
+
+def versions() -> dict[str, str]:
+    """What a run depends on to repeat bit for bit, beside the machine and its number of threads."""
+    return {
+        "fastcl": fastcl.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def load(folder: str | Path) -> Model:
@@ -70,32 +81,34 @@ def load(folder: str | Path) -> Model:
     >>> model = load("runs/first")  # doctest: +SKIP
     """
     folder = Path(folder)
+    model = build(folder)
+    path = folder / "model.safetensors"
+    if not path.is_file() and not (folder / "metrics.jsonl").is_file():
+        raise FileNotFoundError(f"{folder}: no epoch is finished yet; fastcl resume {folder} goes on with the training")
+    tensors, _ = read_tensors(path, {"model": model.name})
+    fill(model, tensors, path)
+    return model.eval()
+
+
+def build(folder: Path) -> Model:
+    """The model that config.json and items.json describe, with other weights than those of the run."""
     config = read_config(folder)
     try:
         items = Items.from_json(json.loads(_read(folder / "items.json")))
         options: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in config["config"].items()
         }
-        model = MODELS[config["model"]](items, **options)
+        return MODELS[config["model"]](items, **options)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{folder}: config.json or items.json is damaged ({error})") from error
-    path = folder / "model.safetensors"
-    data = _read(path)
-    try:
-        tensors = _safetensors().load(data)
-        # 8 bytes of length, then the JSON header: safetensors itself reads metadata from files only.
-        metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-    except Exception as error:  # SafetensorError shares no base with the JSON and key errors
-        raise ValueError(f"{path}: damaged, or not a model that fastcl saved ({error})") from error
-    if (metadata.get("format"), metadata.get("model")) != (FORMAT, model.name):
-        raise ValueError(f"{path}: expected the weights of a {model.name} model saved by fastcl, got {metadata}")
-    if metadata.get("sha256") != _digest(tensors):
-        raise ValueError(f"{path}: damaged, its content does not match its checksum")
+
+
+def fill(model: Model, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Loads a state dict that came from `path`."""
     try:
         model.load_state_dict(tensors)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise ValueError(f"{path}: does not belong to config.json and items.json ({error})") from error
-    return model.eval()
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -110,8 +123,35 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise ValueError(f"{path}: expected a run of format {FORMAT!r}, got something else")
     if config.get("model") not in MODELS:
-        raise ValueError(f"{path}: expected a model of {', '.join(MODELS)}, got {config.get('model')!r}")
+        known = ", ".join(MODELS)
+        hint = "; a model of your own: `fastcl --use FILE ...`, or `register` it, before its run is loaded"
+        raise ValueError(f"{path}: expected a model of {known}, got {config.get('model')!r}{hint}")
     return config
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """A safetensors file of our format, with a checksum over the tensors and the metadata."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    signed = {"format": FORMAT, **metadata}
+    write_bytes(path, require_safetensors().save(tensors, signed | {"sha256": _digest(tensors, signed)}))
+
+
+def read_tensors(path: Path, expected: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors on the CPU, metadata) of a file of `write_tensors`; ValueError for another, or other than `expected`."""
+    data = _read(path)
+    try:
+        tensors = require_safetensors().load(data)
+        # 8 bytes of length, then the JSON header: safetensors itself reads metadata from files only.
+        metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    except Exception as error:  # SafetensorError shares no base with the JSON and key errors
+        raise ValueError(f"{path}: damaged, or not a file that fastcl saved ({error})") from error
+    wanted = {"format": FORMAT, **expected}
+    found = {name: metadata.get(name) for name in wanted}
+    if found != wanted:
+        raise ValueError(f"{path}: expected {_facts(wanted)}, got {_facts(found)}")
+    if metadata.pop("sha256", None) != _digest(tensors, metadata):
+        raise ValueError(f"{path}: damaged, its content does not match its checksum")
+    return tensors, metadata
 
 
 def write_text(path: Path, text: str) -> None:
@@ -119,10 +159,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
+    write_parts(path, [data])
+
+
+def write_parts(path: Path, parts: Iterable[bytes]) -> None:
+    """The parts back to back, for content that need not fit in memory."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(data)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -130,12 +175,21 @@ def write_bytes(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def require_safetensors() -> None:
-    """Raises ImportError with the remedy where the `recsys` extra is missing."""
-    _safetensors()
+def clear(folder: Path) -> None:
+    """Removes the run in `folder`, and nothing else."""
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+    sweep(folder)
 
 
-def _safetensors() -> Any:
+def sweep(folder: Path) -> None:
+    """Removes what a process that was killed while writing left behind."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def require_safetensors() -> Any:
+    """The module safetensors.torch; ImportError with the remedy where the `recsys` extra is missing."""
     try:
         import safetensors.torch
     except ImportError as error:
@@ -149,8 +203,14 @@ def _read(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
+def _facts(facts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items())
+
+
+def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     digest = hashlib.sha256()
+    for name in sorted(metadata.keys() - {"format", "model"}):  # these two are compared themselves
+        digest.update(f"{name} {metadata[name]}\n".encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())

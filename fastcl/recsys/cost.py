@@ -89,6 +89,17 @@ def measure(shape: Shape, repetitions: int = 15) -> dict[str, float]:
     return times | {f"{name}_bytes": _in_child(name, shape) for name in losses}
 
 
+def agreement(shape: Shape) -> float:
+    """The largest difference between the two, over the loss and its gradients, each relative to plain's largest."""
+    inputs, losses = build(shape)
+    found = {}
+    for name, loss in losses.items():
+        value = loss()
+        found[name] = [value.detach(), *torch.autograd.grad(value, inputs)]
+    pairs = zip(found["fused"], found["plain"], strict=True)
+    return max(float((fused - plain).abs().max() / plain.abs().max()) for fused, plain in pairs)
+
+
 def _in_child(name: str, shape: Shape) -> float:
     command = [sys.executable, "-m", "fastcl.recsys.cost", name, *map(str, shape)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

@@ -1,14 +1,22 @@
-"""The network parts of the models: the causal Transformer block and the two pooling steps of CLRec, all on packed
+"""The network parts of the models: the causal Transformer blocks and the two pooling steps of CLRec, all on packed
 clicks.
 
 No item tables, no losses and no batching here. Linear layers see real clicks only; attention runs on the padded block.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcl.recsys.batching import Packed
+
+# Which row of a position table a click takes: its place from the oldest click of its window, or from the newest one.
+POSITIONS: dict[str, Callable[[Packed], Tensor]] = {
+    "oldest": lambda clicks: clicks.position,
+    "newest": lambda clicks: clicks.length[clicks.row] - 1 - clicks.position,
+}
 
 
 class CausalBlock(nn.Module):
@@ -32,6 +40,30 @@ class CausalBlock(nn.Module):
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)  # [B, heads, L, D/heads]
         x = x + self.dropout(self.out(clicks.unpad(mixed.transpose(1, 2).flatten(2))))
         return x + self.dropout(self.feed(self.norm_feed(x)))
+
+
+class PostBlock(nn.Module):
+    """Post-LN Transformer block (Vaswani et al. 2017): LN(x + Attention(x)), then LN(x + FFN(x)), FFN with GELU and
+    of width 4 `dim`, dropout on the attention weights too.
+
+    mask: added to the attention logits [B, 1, L, L]; None: the causal mask, which keeps padding behind the clicks out.
+    """
+
+    def __init__(self, dim: int, heads: int, dropout: float, attention_dropout: float) -> None:
+        super().__init__()
+        self.heads, self.attention_dropout = heads, attention_dropout
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.feed = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        self.norm_attention, self.norm_feed = nn.LayerNorm(dim, eps=1e-12), nn.LayerNorm(dim, eps=1e-12)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, clicks: Packed, mask: Tensor | None = None) -> Tensor:  # x: [n, D]
+        qkv = clicks.pad(self.qkv(x))  # [B, L, 3D]
+        query, key, value = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in qkv.chunk(3, -1))
+        rate = self.attention_dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, mask, rate, is_causal=mask is None)
+        x = self.norm_attention(x + self.dropout(self.out(clicks.unpad(mixed.transpose(1, 2).flatten(2)))))
+        return self.norm_feed(x + self.dropout(self.feed(x)))
 
 
 class MultiAtt(nn.Module):

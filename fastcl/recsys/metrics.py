@@ -1,39 +1,60 @@
-"""Ranking metrics for one target a case: full ranking in chunks, and 100 popularity-drawn negatives. The mask of seen
-items lives here and nowhere else; nothing here trains, changes a scorer's mode or loops over users in Python."""
+"""Ranking of one target a case, exactly: all items in chunks, or 100 drawn negatives. The mask of seen items lives here
+and nowhere else; nothing here trains, changes a scorer's mode or loops over users in Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from .data import PAD, Cases, Histories, Scorer
+from .distance import MeanDistance
+from .measures import DEFAULT, DISTANCE, Ranking, check_metrics, measure
 
 NEGATIVES = 100
 SEEN = ("mask", "keep")
+MEMORY = 2**28
+# What the negatives of a sampled protocol are drawn in proportion to; "full" draws none.
+PROTOCOLS: dict[str, Callable[[np.ndarray], np.ndarray] | None] = {
+    "full": None,
+    "uniform100": np.ones_like,
+    "pop100": lambda counts: counts,
+}
+# Bytes a score costs at the peak: itself, its masked copy, comparisons and top-k; with negatives also their draw.
+_SCORE_BYTES, _DRAW_BYTES = 16, 32
 
 
 def evaluate(
     scorer: Scorer,
     cases: Cases,
     *,
-    counts: np.ndarray,
+    counts: np.ndarray | None = None,
     k: tuple[int, ...] = (10,),
     seen: str = "mask",
     protocol: str = "full",
+    metrics: Sequence[str] | None = None,
+    vectors: torch.Tensor | None = None,
     seed: int = 0,
     chunk: int = 256,
+    memory: int = MEMORY,
 ) -> dict[str, float]:
-    """Mean metrics over all cases.
+    """Means over all cases, none left out, with "cases" and "unseen_targets" (cases whose target has no train click).
 
     scorer:   has `scores(histories)`, float [B, I+1]; put a model into eval mode before.
-    counts:   int64 [I+1], clicks of each item in train (`split.counts`).
-    k:        cut-offs. seed: of the negatives ("pop100" only). chunk: cases scored at once; memory is O(chunk * I).
+    counts:   int64 [I+1], clicks of each item in train; None: the cases' own, as a split's cases have them.
+    k:        cut-offs.
     seen:     "mask" puts the items of a case's history at -inf, its target too if it is a repeat; "keep" ranks them.
-    protocol: "full" ranks all items and gives "recall@k", "ndcg@k", "diversity@k" (distinct items in all top-k lists)
-              and "popularity@k" (mean train count of a recommended item).
-              "pop100" ranks the target among `draw_negatives` and gives "hr@k" and "ndcg@k".
+    protocol: "full" ranks all items. "uniform100" and "pop100" rank the target among 100 negatives, drawn by
+              `draw_negatives` uniformly among all items, or in proportion to the train clicks. Figures of a sampled
+              protocol compare with that protocol's alone.
+    metrics:  of measures.METRICS, where their formulas are: "recall" (also named "hr"), "ndcg", "mrr", "map" and, of
+              all pairs, "auc"; with full ranking also "diversity", "coverage", "popularity", "gini", "novelty" and
+              "distance". None: recall, ndcg, diversity and popularity; hr and ndcg for a sampled protocol.
+    vectors:  float [I+1, D], for "distance" alone: the intra-list distance, a list's mean of 1 - cosine over its pairs
+              of items, averaged over the lists with a pair. `distance.feature_vectors` makes them of item features.
+    seed:     of the negatives; every call with the same seed draws the same ones.
+    chunk:    cases scored at once, at most. memory: bytes, about, that their scores may take; at least one is scored.
 
     With one target, recall@k = HR@k = 1 where rank <= k and NDCG@k = 1 / log2(rank + 1) there, else 0. Ties count half:
     rank = 1 + #higher + 0.5 * #equal others, so a constant scorer gets no credit for the order of the ids. A target at
@@ -44,19 +65,119 @@ def evaluate(
     >>> from fastcl.recsys.data import bundled
     >>> from fastcl.recsys.floors import Popularity
     >>> split = bundled("movies").split()
-    >>> round(evaluate(Popularity(split.counts), split.test, counts=split.counts)["recall@10"], 4)
+    >>> round(evaluate(Popularity(split.counts), split.test)["recall@10"], 4)
     0.0417
     """
     _check_options(k, seen, chunk)
-    if protocol not in _PROTOCOLS:
-        raise ValueError(f"protocol: expected one of {', '.join(map(repr, _PROTOCOLS))}, got {protocol!r}")
-    counts = np.asarray(counts)
-    if counts.ndim != 1 or counts.dtype.kind not in "iu":
-        raise ValueError(f"counts: expected an integer vector [I+1], got {counts.dtype} {list(counts.shape)}")
+    names = metric_names(metrics, protocol, vectors is not None)
+    wanted = vectors if DISTANCE in names else None
+    found = rank_cases(
+        scorer, cases, counts=counts, k=k, seen=seen, protocol=protocol, vectors=wanted, seed=seed, chunk=chunk,
+        memory=memory,
+    )  # fmt: skip
+    return measure(found, names)
+
+
+def metric_names(metrics: Sequence[str] | None, protocol: str, vectors: bool) -> Sequence[str]:
+    """`metrics`, or the protocol's default for None; ValueError where they, the protocol and item vectors do not fit.
+
+    >>> metric_names(None, "pop100", vectors=False)
+    ('hr', 'ndcg')
+    """
+    _check_protocol(protocol)
+    if metrics is None:
+        return DEFAULT[protocol]
+    check_metrics(metrics, protocol, vectors)
+    return metrics
+
+
+def rank_cases(
+    scorer: Scorer,
+    cases: Cases,
+    *,
+    counts: np.ndarray | None = None,
+    k: tuple[int, ...] = (10,),
+    seen: str = "mask",
+    protocol: str = "full",
+    vectors: torch.Tensor | None = None,
+    inputs: Histories | None = None,
+    seed: int = 0,
+    chunk: int = 256,
+    memory: int = MEMORY,
+) -> Ranking:
+    """Ranks every case's target once, for any number of metrics; arguments, ties and errors as in `evaluate`.
+
+    inputs: one history a case for the scorer to read in place of the case's own, which stays the mask of seen items.
+
+    >>> from fastcl.recsys.data import bundled
+    >>> from fastcl.recsys.floors import Popularity
+    >>> split = bundled("movies").split()
+    >>> found = rank_cases(Popularity(split.counts), split.test, k=(10,))
+    >>> len(found.rank), int(found.shown.sum())
+    (671, 6710)
+    """
+    _check_options(k, seen, chunk)
+    _check_protocol(protocol)
+    if memory < 1:
+        raise ValueError(f"memory: expected at least 1 byte, got {memory}")
+    counts = train_counts(cases, counts)
+    inputs = cases.history if inputs is None else inputs
     if not len(cases):
         raise ValueError("cases: expected at least one, got none")
+    if len(inputs) != len(cases):
+        raise ValueError(f"inputs: expected one history a case ({len(cases)}), got {len(inputs)}")
+    distances = None if vectors is None else [MeanDistance(vectors, len(counts)) for _ in k]
+    drawn_by = PROTOCOLS[protocol]
+    weights = None if drawn_by is None else drawn_by(counts)
+    bytes_a_case = len(counts) * (_SCORE_BYTES + (0 if weights is None else _DRAW_BYTES))
+    rng = np.random.default_rng(seed)
+    rank = torch.empty(len(cases), dtype=torch.float64)
+    candidates = torch.empty(len(cases), dtype=torch.int64)
+    shown = torch.zeros(len(k), len(counts), dtype=torch.int64)
     with torch.inference_mode():
-        return _PROTOCOLS[protocol](scorer, cases, counts, k, seen, seed, chunk)
+        for rows in _chunks(len(cases), min(chunk, max(memory // bytes_a_case, 1))):
+            history = cases.history.take(rows)
+            scores = scorer.scores(inputs.take(rows))
+            if scores.shape != (len(rows), len(counts)):
+                expected = f"[{len(rows)}, {len(counts)}] (counts has {len(counts)})"
+                raise ValueError(f"scores: expected {expected}, got {list(scores.shape)}")
+            scores = mask_seen(scores, history, seen)
+            target = torch.from_numpy(cases.target[rows]).to(scores.device)
+            of_target = scores.gather(1, target[:, None])
+            if weights is not None:
+                # Places left empty are padding: -inf.
+                drawn = torch.from_numpy(draw_negatives(history, cases.target[rows], weights, rng, seen))
+                others = scores.gather(1, drawn.to(scores.device))
+                rank[rows] = _rank(of_target, others, others=0).cpu()
+                candidates[rows] = 1 + (others > -torch.inf).sum(1).cpu()
+                continue
+            rank[rows] = _rank(of_target, scores, others=-1).cpu()
+            candidates[rows] = (scores > -torch.inf).sum(1).cpu()
+            items = _best(scores, max(k))[0].cpu()
+            for nth, cutoff in enumerate(k):
+                shown[nth] += torch.bincount(items[:, :cutoff].flatten(), minlength=len(counts))
+                if distances is not None:
+                    distances[nth].add(items[:, :cutoff])
+    shown[:, PAD] = 0  # places left empty
+    return Ranking(
+        k,
+        rank.numpy(),
+        candidates.numpy(),
+        cases.target,
+        counts,
+        shown.numpy() if weights is None else None,
+        None if distances is None else np.array([distance.value for distance in distances]),
+    )
+
+
+def train_counts(cases: Cases, counts: np.ndarray | None = None) -> np.ndarray:
+    """`counts` if given, else those that the cases carry; int64 [I+1], checked."""
+    counts = cases.counts if counts is None else np.asarray(counts)
+    if counts is None:
+        raise ValueError("counts: expected the train clicks of each item, got none, and the cases carry none")
+    if counts.ndim != 1 or counts.dtype.kind not in "iu":
+        raise ValueError(f"counts: expected an integer vector [I+1], got {counts.dtype} {list(counts.shape)}")
+    return counts
 
 
 def top_k(scores: torch.Tensor, history: Histories, k: int, seen: str = "mask") -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,9 +209,9 @@ def mask_seen(scores: torch.Tensor, history: Histories, seen: str) -> torch.Tens
 def draw_negatives(
     history: Histories, target: np.ndarray, counts: np.ndarray, rng: np.random.Generator, seen: str = "mask"
 ) -> np.ndarray:
-    """100 negatives a row: int64 [B, 100], drawn without replacement in proportion to the train counts.
+    """100 negatives a row: int64 [B, 100], drawn without replacement in proportion to counts [I+1].
 
-    Never drawn: the target, items without a train click, and under seen="mask" any item of the row's history. Under
+    Never drawn: the target, items of count 0, and under seen="mask" any item of the row's history. Under
     "keep" the history stays eligible, since there it competes with the target too. A row with fewer than 100 eligible
     items gets them all, and 0 in the places left.
 
@@ -114,66 +235,12 @@ def draw_negatives(
     return negatives
 
 
-def _full(
-    scorer: Scorer, cases: Cases, counts: np.ndarray, k: tuple[int, ...], seen: str, seed: int, chunk: int
-) -> dict[str, float]:
-    ranks = torch.empty(len(cases), dtype=torch.float64)
-    count = torch.from_numpy(counts).double()
-    shown = torch.zeros(len(k), len(counts), dtype=torch.int64)
-    for rows in _chunks(len(cases), chunk):
-        scores = _masked_scores(scorer, cases, rows, len(counts), seen)
-        target = torch.from_numpy(cases.target[rows]).to(scores.device)
-        ranks[rows] = _rank(scores.gather(1, target[:, None]), scores, others=-1).cpu()
-        items = _best(scores, max(k))[0].cpu()
-        for shown_at, cutoff in zip(shown, k, strict=True):
-            shown_at += torch.bincount(items[:, :cutoff].flatten(), minlength=len(counts))
-    shown[:, PAD] = 0  # places left empty
-    diversity = (shown > 0).sum(1)
-    popularity = (shown * count).sum(1) / shown.sum(1).clamp(min=1)
-    return {
-        **_hits("recall", ranks, k),
-        **{f"diversity@{cutoff}": float(value) for cutoff, value in zip(k, diversity, strict=True)},
-        **{f"popularity@{cutoff}": float(value) for cutoff, value in zip(k, popularity, strict=True)},
-    }
-
-
-def _pop100(
-    scorer: Scorer, cases: Cases, counts: np.ndarray, k: tuple[int, ...], seen: str, seed: int, chunk: int
-) -> dict[str, float]:
-    ranks = torch.empty(len(cases), dtype=torch.float64)
-    rng = np.random.default_rng(seed)
-    for rows in _chunks(len(cases), chunk):
-        scores = _masked_scores(scorer, cases, rows, len(counts), seen)
-        target = torch.from_numpy(cases.target[rows]).to(scores.device)
-        drawn = draw_negatives(cases.history.take(rows), cases.target[rows], counts, rng, seen)
-        negatives = torch.from_numpy(drawn).to(scores.device)  # places left empty are padding: -inf
-        ranks[rows] = _rank(scores.gather(1, target[:, None]), scores.gather(1, negatives), others=0).cpu()
-    return _hits("hr", ranks, k)
-
-
-_PROTOCOLS: dict[str, Callable[..., dict[str, float]]] = {"full": _full, "pop100": _pop100}
-
-
-def _masked_scores(scorer: Scorer, cases: Cases, rows: np.ndarray, columns: int, seen: str) -> torch.Tensor:
-    history = cases.history.take(rows)
-    scores = scorer.scores(history)
-    if scores.shape != (len(rows), columns):
-        raise ValueError(f"scores: expected [{len(rows)}, {columns}] (counts has {columns}), got {list(scores.shape)}")
-    return mask_seen(scores, history, seen)
-
-
 def _rank(target: torch.Tensor, candidates: torch.Tensor, others: int) -> torch.Tensor:
     """Rank of target [B, 1] among candidates [B, M]; `others` is -1 where the candidates hold the target itself."""
     higher = (candidates > target).sum(1, dtype=torch.int32)
     equal = (candidates == target).sum(1, dtype=torch.int32) + others
     rank = 1.0 + higher.double() + 0.5 * equal.double()
     return torch.where(target[:, 0] == -torch.inf, torch.inf, rank)
-
-
-def _hits(name: str, ranks: torch.Tensor, k: tuple[int, ...]) -> dict[str, float]:
-    gain = 1.0 / torch.log2(ranks + 1.0)
-    hits = {f"{name}@{cutoff}": float((ranks <= cutoff).double().mean()) for cutoff in k}
-    return hits | {f"ndcg@{cutoff}": float(torch.where(ranks <= cutoff, gain, 0.0).mean()) for cutoff in k}
 
 
 def _best(masked: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -197,3 +264,8 @@ def _check_options(k: tuple[int, ...], seen: str, chunk: int) -> None:
         raise ValueError(f"seen: expected one of {', '.join(map(repr, SEEN))}, got {seen!r}")
     if chunk < 1:
         raise ValueError(f"chunk: expected at least 1, got {chunk}")
+
+
+def _check_protocol(protocol: str) -> None:
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"protocol: expected one of {', '.join(map(repr, PROTOCOLS))}, got {protocol!r}")

@@ -6,10 +6,13 @@ Formatting and drawing only; every number comes in from the caller or from metri
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from fastcl.recsys import pictures
+from fastcl.recsys.checkpoint import write_bytes
 from fastcl.recsys.data import Scorer, Split
 from fastcl.recsys.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.metrics import evaluate
@@ -30,24 +33,37 @@ def on_test(scorer: Scorer, split: Split, seen: str, k: tuple[int, ...] = (10,))
     """Full-ranking metrics at each k, and "pop100 hr@10": among 100 popularity-drawn negatives, fixed seed, all
     users.
     """
-    full = evaluate(scorer, split.test, counts=split.counts, k=k, seen=seen)
-    sampled = evaluate(scorer, split.test, counts=split.counts, k=(10,), seen=seen, protocol="pop100")
+    full = evaluate(scorer, split.test, k=k, seen=seen)
+    sampled = evaluate(scorer, split.test, k=(10,), seen=seen, protocol="pop100")
     return full | {"pop100 hr@10": sampled["hr@10"]}
 
 
-def result_table(results: Mapping[str, Mapping[str, float]], k: Sequence[int] = (10,)) -> str:
-    """One row a scorer; a column "train s" where a result has "seconds"."""
-    columns = [f"{name}@{cutoff}" for cutoff in k for name in ("recall", "ndcg")]
-    columns += ["pop100 hr@10", *(f"{name}@{cutoff}" for cutoff in k for name in ("diversity", "popularity"))]
+def result_table(results: Mapping[str, Mapping[str, float]]) -> str:
+    """One row a scorer, one column a metric, in the order of the first; a column "train s" where one has "seconds".
+
+    Counts of cases are the same for all and not shown.
+    """
+    first = next(iter(results.values()))
+    columns = [name for name in first if name not in ("cases", "unseen_targets", "seconds")]
     timed = any("seconds" in result for result in results.values())
     rows = []
     for name, result in results.items():
-        cells = [
-            f"{result[c]:.0f}" if c.startswith(("diversity", "popularity")) else f"{result[c]:.4f}" for c in columns
-        ]
         seconds = [f"{result['seconds']:.1f}" if "seconds" in result else "-"] if timed else []
-        rows.append([name, *cells, *seconds])
+        rows.append([name, *(number(column, result[column]) for column in columns), *seconds])
     return table(["", *columns, *(["train s"] if timed else [])], rows)
+
+
+def group_table(by: str, reports: Mapping[str, Sequence[Mapping[str, Any]]], column: str) -> str:
+    """One row a scorer, one column a group (with its cases), of the metric `column`; all have the same groups."""
+    first = next(iter(reports.values()))
+    header = [f"{column} by {by}", *(f"{row['group']} ({row['cases']:,})" for row in first)]
+    return table(header, [[name, *(number(column, row[column]) for row in rows)] for name, rows in reports.items()])
+
+
+def number(column: str, value: float) -> str:
+    """A metric as a reader wants it: counts without decimals, clicks and bits with few, shares with four."""
+    decimals = {"diversity": 0, "popularity": 1, "novelty": 2}.get(column.partition("@")[0], 4)
+    return f"{value:.{decimals}f}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -61,34 +77,26 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def popularity_shares(items: np.ndarray | torch.Tensor, counts: np.ndarray) -> list[float]:
-    """Share of `items` per bucket of train clicks: none, 1, 2-3, 4-7, ... (a bucket is one step of log2)."""
+    """Share of `items` (numbers, any shape) per bucket of train clicks: none, 1, 2-3, 4-7, ... (one step of log2)."""
+    return shown_shares(np.bincount(np.asarray(items).ravel(), minlength=len(counts)), counts)
+
+
+def shown_shares(shown: np.ndarray, counts: np.ndarray) -> list[float]:
+    """`popularity_shares` where item i was shown shown[i] times."""
     # frexp's exponent is floor(log2(count)) + 1 from 1 on, and 0 for 0.
     bucket = np.frexp(counts.astype(np.float64))[1]
-    tally = np.bincount(bucket[np.asarray(items).ravel()], minlength=bucket.max() + 1)
-    return [float(share) for share in tally / tally.sum()]
+    tally = np.bincount(bucket, weights=shown, minlength=bucket.max() + 1)
+    return [float(share) for share in tally / max(tally.sum(), 1)]
 
 
 def draw(path: Path, curves: Mapping[str, Sequence[float]], shares: Mapping[str, Sequence[float]]) -> str:
     """Writes the PNG and returns one line that says so, or that matplotlib is missing."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        figure = pictures.side_by_side(
+            lambda axes: pictures.curves(axes, curves, "Validation", "NDCG@10 (full ranking)"),
+            lambda axes: pictures.impressions(axes, shares, "What is shown (top 10) and what came next"),
+        )
     except ImportError:
         return "no picture: it needs matplotlib (pip install 'fastcl[recsys]')"
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    for name, values in curves.items():
-        left.plot(range(1, len(values) + 1), values, marker="o", label=name)
-    left.set(title="Validation", xlabel="epoch", ylabel="NDCG@10 (full ranking)")
-    for name, share in shares.items():
-        right.plot(share, marker="o", label=name)
-    buckets = len(next(iter(shares.values())))
-    right.set_xticks(range(buckets), ["0", *(str(2**b) for b in range(buckets - 1))], rotation=45)
-    right.set(title="What is shown (top 10) and what came next", xlabel="clicks in train, from", ylabel="share")
-    left.legend()
-    right.legend()
-    temporary = path.with_name(f".{path.name}.tmp")
-    figure.savefig(temporary, format="png", dpi=120)
-    temporary.replace(path)
+    write_bytes(path, pictures.png(figure))
     return f"picture: {path}"

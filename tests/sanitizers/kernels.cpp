@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "contrast.h"
+#include "cpu/drive.h"
 #include "cpu/isa.h"
 
 using namespace fastcl;
@@ -80,25 +81,23 @@ bool close(double ours, double truth, double tolerance) {
   return std::fabs(ours - truth) <= tolerance * (1 + std::fabs(truth));
 }
 
-template <class T>
-void in_threads(const Pass<T>& pass, const Kernels<T>& k, void (*kernel)(const Pass<T>&, int64_t, int64_t, T*)) {
-  const int64_t tiles = (pass.rows + k.tile_rows - 1) / k.tile_rows, parts = 1 + below(3);
-  std::vector<std::thread> threads;
-  for (int64_t i = 0; i < parts; ++i) {
-    threads.emplace_back([&, i] {
-      const size_t bytes = (static_cast<size_t>(k.scratch_elements(pass)) * sizeof(T) + 63) / 64 * 64;
-      T* scratch = static_cast<T*>(std::aligned_alloc(64, bytes + 64));
-      kernel(pass, tiles * i / parts, tiles * (i + 1) / parts, scratch);
-      std::free(scratch);
-    });
+// Threads of its own for every region, so that the thread sanitizer sees them start and end.
+struct InThreads {
+  int64_t count;
+  template <class F>
+  void operator()(int64_t begin, int64_t end, int64_t, const F& f) const {
+    std::vector<std::thread> threads;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t from = begin + (end - begin) * i / count, to = begin + (end - begin) * (i + 1) / count;
+      if (from < to) threads.emplace_back([&f, from, to] { f(from, to); });
+    }
+    for (std::thread& t : threads) t.join();
   }
-  for (std::thread& t : threads) t.join();
-}
+};
 
 // One problem: forward and backward of one reducer against plain loops. Returns the first wrong result's name, or null.
 template <class T>
 const char* problem(const Isa& isa, bool pairs) {
-  const Kernels<T>& k = kernels_of<T>(isa);
   const int64_t n = 1 + below(70), m = below(8) == 0 ? below(3) : 1 + below(600),
                 d = 1 + below(below(4) == 0 ? 300 : 40);
   const DType types[] = {DType::kFloat32, sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32, DType::kBFloat16,
@@ -109,10 +108,11 @@ const char* problem(const Isa& isa, bool pairs) {
   for (double& x : q) x = normal();
   for (double& x : key) x = normal() * size;
   const Stored qs = store(q, types[below(4)]), ks = store(key, types[below(4)]);
+  const Kernels<T>& k = kernels_of<T>(isa, qs.dtype, ks.dtype);
   const int64_t padded_m = (m + k.panel_width - 1) / k.panel_width * k.panel_width;
   const T log2e = T(1.442695040888963), infinity = std::numeric_limits<T>::infinity();
   auto factor = exact<T>(n, log2e);
-  auto shift = exact<T>(padded_m, -infinity), panels = exact<T>(padded_m * d);
+  auto shift = exact<T>(padded_m, -infinity);
   std::vector<double> b(m, 0.0);
   auto row_id = exact<int64_t>(n), col_id = exact<int64_t>(m);
   auto tag = exact<Tag<T>>(padded_m);
@@ -123,8 +123,6 @@ const char* problem(const Isa& isa, bool pairs) {
     shift[j] = static_cast<T>(static_cast<T>(b[j]) * log2e);
     tag[j] = tag_of<T>(col_id[j]);
   }
-  k.pack_panels(ks.view(), nullptr, m, d, 0, padded_m / k.panel_width, panels.data());
-
   Pass<T> pass{};
   pass.rows = n;
   pass.features = d;
@@ -132,9 +130,8 @@ const char* problem(const Isa& isa, bool pairs) {
   pass.row_factor = factor.data();
   pass.row_id = ids ? row_id.data() : nullptr;
   pass.columns.count = m;
-  pass.columns.panels = panels.data();
   pass.columns.shift = bias ? shift.data() : nullptr;
-  pass.columns.values = ks.view();
+  pass.columns.data = ks.view();
   pass.columns.id = ids ? col_id.data() : nullptr;
   pass.columns.tag = ids ? tag.data() : nullptr;
   auto reduced = exact<T>(n), result = exact<T>(n * d), extra = exact<T>(n), ones = exact<T>(m, T(1));
@@ -145,9 +142,24 @@ const char* problem(const Isa& isa, bool pairs) {
     pass.columns.extra = ones.data();
     pass.out_extra = extra.data();
   }
-  in_threads(pass, k, pairs ? k.softplus_sum : k.log_sum_exp);
+  const InThreads parallel{1 + below(3)};
+  const Driver driver(k, parallel.count, parallel);
+  auto sums = exact<T>(m * d), extra_sums = exact<T>(m);
+  const bool columns = !pairs && below(2) && driver.can_keep(pass);
+  if (columns) {
+    const auto factors = [](int64_t begin, int64_t end, T* factor, T* extra) {
+      for (int64_t i = begin; i < end; ++i) {
+        factor[i - begin] = T(1 + i % 3);
+        extra[i - begin] = T(i % 2);
+      }
+    };
+    driver.run_with_columns(pass, &Kernels<T>::log_sum_exp, factors, qs.view(), sums.data(), extra_sums.data());
+  } else {
+    driver.run(pass, pairs ? &Kernels<T>::softplus_sum : &Kernels<T>::log_sum_exp);
+  }
 
   const double tolerance = (sizeof(T) == 4 ? 3e-5 : 1e-11) * (1 + 100 * size);
+  std::vector<double> true_sums(m * d, 0.0), true_extra(m, 0.0);
   for (int64_t i = 0; i < n; ++i) {
     std::vector<double> x(m), weight(m);
     double highest = -std::numeric_limits<double>::infinity(), sum = 0, weights = 0;
@@ -165,6 +177,12 @@ const char* problem(const Isa& isa, bool pairs) {
       weights += weight[j];
     }
     if (!close(reduced[i], pairs ? sum : highest + std::log(sum), tolerance * (pairs ? 10 : 1))) return "reduced";
+    for (int64_t j = 0; columns && sum != 0 && j < m; ++j) {
+      true_extra[j] += static_cast<double>(i % 2) * weight[j] / sum;
+      for (int64_t f = 0; f < d; ++f) {
+        true_sums[j * d + f] += static_cast<double>(1 + i % 3) * weight[j] / sum * qs.value[i * d + f];
+      }
+    }
     if (!out) continue;
     if (pairs && !close(extra[i], weights, tolerance * 10)) return "sum of weights";
     for (int64_t f = 0; f < d; ++f) {
@@ -172,6 +190,13 @@ const char* problem(const Isa& isa, bool pairs) {
       for (int64_t j = 0; j < m; ++j) truth += weight[j] * ks.value[j * d + f];
       if (!pairs) truth = sum == 0 ? 0 : truth / sum;
       if (!close(result[i * d + f], truth, tolerance * (1 + 10 * size))) return "out";
+    }
+  }
+
+  for (int64_t j = 0; columns && j < m; ++j) {
+    if (!close(extra_sums[j], true_extra[j], tolerance * 10)) return "sum over rows";
+    for (int64_t f = 0; f < d; ++f) {
+      if (!close(sums[j * d + f], true_sums[j * d + f], tolerance * 30)) return "column sums";
     }
   }
 
@@ -185,7 +210,7 @@ const char* problem(const Isa& isa, bool pairs) {
   if (n > 0 && !pairs) {
     for (T& x : reduced) x = -(std::isfinite(x) ? x : T(0)) * log2e;
   }
-  in_threads(pass, k, pairs ? k.sigmoid : k.known_sum);
+  driver.run(pass, pairs ? &Kernels<T>::sigmoid : &Kernels<T>::known_sum);
   k.row_dot(qs.view(), qs.view(), d, 0, n, extra.data());
   k.row_combine(factor.data(), qs.view(), factor.data(), qs.view(), d, 0, n, {narrow.data(), qs.dtype});
   return nullptr;

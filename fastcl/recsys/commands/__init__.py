@@ -3,6 +3,6 @@
 A command parses, calls the Python function of the same name and prints; what can be done is in fastcl.recsys.
 """
 
-from fastcl.recsys.commands import demo, evaluate, info, recommend, train
+from fastcl.recsys.commands import bench, compare, data, demo, evaluate, export, info, plot, recommend, resume, train
 
-COMMANDS = (demo, train, evaluate, recommend, info)
+COMMANDS = (demo, data, train, resume, evaluate, compare, plot, recommend, export, bench, info)

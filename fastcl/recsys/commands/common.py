@@ -1,12 +1,76 @@
-"""What several commands share: reading the data a run was made from, and lists of numbers among the options."""
+"""What several commands share: the options that say how data is read and split, the data and split that config.json
+describes, and lists of numbers among the options."""
 
+import argparse
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from fastcl.recsys.data import Interactions, bundled
+from fastcl.recsys.collector import Options
+from fastcl.recsys.data import Interactions, Split, bundled
 from fastcl.recsys.options import at_least
+from fastcl.recsys.splits import HOW, TIES
+from fastcl.recsys.textfiles import FORMATS
 
 BUNDLED = "bundled:"
-DATA_OPTIONS = ("user", "item", "time", "format")
+_READ = ("user", "item", "time", "format", "encoding", "quote", "on_error", "repeats")
+_FEATURES = ("item_features", "feature_columns", "separator", "title")
+_FILES = ("path", "valid", "test", "item_features")
+
+
+def add_read_options(parser: argparse.ArgumentParser) -> None:
+    """The file and how to read it: what `Interactions.read` takes."""
+    option = parser.add_argument
+    option(
+        "file",
+        help="table (.csv, .tsv, .inter) or sequences (.txt), also .gz, .xz; or bundled:movies, bundled:purchases",
+    )
+    for column in ("user", "item", "time"):
+        more = '; "" where the rows are in time order' if column == "time" else ""
+        option(f"--{column}", default=column, metavar="COLUMN", help=f"its column (default: {column}{more})")
+    option("--format", choices=FORMATS, help="where the file's name does not tell")
+    option("--encoding", default="utf-8", help="of the file, such as latin-1 (default: %(default)s)")
+    option("--quote", default='"', metavar="CHAR", help='around fields; "" where quotes mean nothing (default: ")')
+    option("--on-error", choices=("raise", "skip"), default="raise", help="refuse a bad row, or drop and count it")
+    option("--repeats", choices=("keep", "first"), default="keep", help="of an item of a user: all, or the first row")
+    option("--item-features", metavar="FILE", help="table with one row an item: its other columns become features")
+    option("--feature-columns", nargs="+", metavar="COLUMN", help="which of them (default: all)")
+    option("--separator", default="|", metavar="CHAR", help="between several values of a feature (default: |)")
+    option("--title", metavar="COLUMN", help="column of the item features that holds titles")
+
+
+def add_data_options(parser: argparse.ArgumentParser) -> None:
+    """The file, how to read it, and how to split it."""
+    add_read_options(parser)
+    option = parser.add_argument
+    option("--split", choices=tuple(HOW), default="last-one", help="hold out each user's last, or all from --at on")
+    option("--at", metavar="TIME", help="where --split time cuts: a number in the unit of the times, or 2017-10-01")
+    option("--ties", choices=TIES, default="input", help="rows at equal times in the file's order, or a random one")
+    option("--split-seed", type=int, default=0, help="of random ties (default: %(default)s)")
+    option("--valid", metavar="FILE", help="with --test, files of your own split beside the train file")
+    option("--test", metavar="FILE", help="with --valid")
+
+
+def data_of(args: argparse.Namespace) -> dict[str, Any]:
+    """config.json's "data" of the options, with absolute paths."""
+    if args.file.startswith(BUNDLED):
+        for name, default in {**asdict(Options()), "item_features": None, "valid": None, "test": None}.items():
+            if getattr(args, name, default) != default:
+                raise ValueError(f"--{name.replace('_', '-')}: expected none with {args.file}, which is read as it is")
+        return {"path": args.file}
+    data = {"path": args.file, **{name: getattr(args, name) for name in (*_READ, *_FEATURES)}}
+    data |= {name: getattr(args, name) for name in ("valid", "test") if getattr(args, name, None)}
+    return data | {name: str(Path(data[name]).resolve()) for name in _FILES if data.get(name)}
+
+
+def split_of(args: argparse.Namespace) -> dict[str, Any]:
+    """config.json's "split" of the options."""
+    if bool(args.valid) != bool(args.test):
+        raise ValueError("--valid, --test: expected both or none, got one")
+    if args.valid and (args.split != "last-one" or args.at is not None or args.ties != "input"):
+        raise ValueError("--valid, --test: expected no --split, --at or --ties beside files that are split already")
+    return {"how": args.split, "at": args.at, "ties": args.ties, "seed": args.split_seed}
 
 
 def read_data(data: dict[str, Any]) -> Interactions:
@@ -14,15 +78,34 @@ def read_data(data: dict[str, Any]) -> Interactions:
     path = data["path"]
     if path.startswith(BUNDLED):
         return bundled(path.removeprefix(BUNDLED))
-    return Interactions.read(path, **{name: data[name] for name in DATA_OPTIONS if name in data})
+    return Interactions.read(path, **_options(data))
+
+
+def read_split(config: Mapping[str, Any]) -> Split:
+    """The split that config.json describes: its "data", read as recorded and split as its "split" says."""
+    if "data" not in config:
+        raise ValueError("split: expected the data of the run, which its config.json does not name, got None")
+    data = config["data"]
+    if data.get("valid"):
+        return Interactions.presplit(data["path"], data["valid"], data["test"], **_options(data))
+    return read_data(data).split(**config.get("split", {}))
+
+
+def _options(data: dict[str, Any]) -> dict[str, Any]:
+    return {name: data[name] for name in (*_READ, *_FEATURES) if name in data}
 
 
 def cutoffs(option: str, text: str) -> tuple[int, ...]:
     """"10,50" -> (10, 50)."""
+    return whole_numbers(option, text, low=1)
+
+
+def whole_numbers(option: str, text: str, low: int) -> tuple[int, ...]:
+    """"1,2,3" -> (1, 2, 3), none below `low`."""
     try:
-        k = tuple(int(part) for part in text.split(","))
+        numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ValueError(f"{option}: expected whole numbers separated by commas, got {text!r}") from None
-    for cutoff in k:
-        at_least(1, option, cutoff)
-    return k
+    for number in numbers:
+        at_least(low, option, number)
+    return numbers

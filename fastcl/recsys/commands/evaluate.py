@@ -1,33 +1,99 @@
 """fastcl evaluate: test metrics of a run beside the floors."""
 
 import argparse
+import json
 from typing import Any
 
-from fastcl.recsys import checkpoint, report
-from fastcl.recsys.commands.common import cutoffs, read_data
-from fastcl.recsys.metrics import SEEN
+import torch
+
+from fastcl.recsys import report
+from fastcl.recsys.commands.common import cutoffs
+from fastcl.recsys.commands.runs import add_run_options, open_runs
+from fastcl.recsys.data import Scorer, Split
+from fastcl.recsys.distance import feature_vectors
+from fastcl.recsys.groups import GROUPS, by_group, check_groups
+from fastcl.recsys.measures import DISTANCE, METRICS, measure
+from fastcl.recsys.metrics import PROTOCOLS, evaluate, metric_names, rank_cases
+from fastcl.recsys.robustness import check_ratios, robustness
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("evaluate", help="test metrics of a run beside the floors")
     option = parser.add_argument
     option("folder", metavar="RUN")
-    option("--data", metavar="FILE", help="where the data is now (default: where it was in training)")
-    option("--seen", choices=SEEN, help="(default: as in training)")
-    option("--k", default="10", help="cut-offs, separated by commas (default: %(default)s)")
+    add_run_options(parser)
+    add_metric_options(parser)
+    option("--by", metavar="GROUPS", default="", help=f"also in groups of cases: {', '.join(GROUPS)}")
+    option("--robustness", metavar="RATIOS", help="also with such shares of each history deleted or replaced, 0.1,0.3")
+    option("--json", action="store_true", help="print everything as JSON")
     parser.set_defaults(run=run)
+
+
+def add_metric_options(parser: Any) -> None:
+    option = parser.add_argument
+    option("--k", default="10", help="cut-offs, separated by commas (default: %(default)s)")
+    option("--protocol", choices=list(PROTOCOLS), help="all items, or 100 negatives drawn (default: full)")
+    option("--metrics", metavar="NAMES", help=f"separated by commas: {', '.join(METRICS)}")
+
+
+def named_metrics(text: str | None, protocol: str) -> tuple[str, ...]:
+    """"recall,mrr" -> ("recall", "mrr"), checked; the protocol's default for None."""
+    names = None if text is None else tuple(part.strip() for part in text.split(","))
+    return tuple(metric_names(names, protocol, vectors=True))
+
+
+def vectors_for(metrics: tuple[str, ...], split: Split) -> torch.Tensor | None:
+    """The item features as vectors where the intra-list distance is asked for."""
+    return feature_vectors(split.items) if DISTANCE in metrics else None
 
 
 def run(args: argparse.Namespace) -> None:
     k = cutoffs("--k", args.k)
-    config = checkpoint.read_config(args.folder)
-    model = checkpoint.load(args.folder)
-    data = config.get("data")
-    if args.data is None and data is None:
-        raise ValueError(f"{args.folder}: its config.json names no data; expected --data FILE")
-    split = read_data({**(data or {}), **({"path": args.data} if args.data else {})}).split()
-    if split.items.ids != model.items.ids:
-        raise ValueError(f"data: expected the {len(model.items):,} items of the run, got {len(split.items):,} others")
-    seen = args.seen or config.get("seen", "mask")
-    scorers = {**report.floors(split, seen), model.name: model}
-    print(report.result_table({name: report.on_test(scorer, split, seen, k) for name, scorer in scorers.items()}, k))
+    protocol = args.protocol or "full"
+    metrics = named_metrics(args.metrics, protocol)
+    by = tuple(part.strip() for part in args.by.split(",") if part.strip())
+    check_groups(by)
+    ratios = _ratios(args.robustness)
+    (found_run,), split, seen = open_runs([args.folder], args)
+    vectors = vectors_for(metrics, split)
+    model = found_run.model
+    scorers: dict[str, Scorer] = {**report.floors(split, seen), model.name: model}
+    results: dict[str, dict[str, float]] = {}
+    groups: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for name, scorer in scorers.items():
+        found = rank_cases(scorer, split.test, k=k, seen=seen, protocol=protocol, vectors=vectors)
+        results[name] = measure(found, metrics)
+        if args.protocol is None and args.metrics is None:
+            sampled = evaluate(scorer, split.test, seen=seen, protocol="pop100")
+            results[name]["pop100 hr@10"] = sampled["hr@10"]
+        groups[name] = by_group(found, split.test, by)
+    corrupted = {n: robustness(s, split.test, ratios=ratios, k=k, seen=seen) for n, s in scorers.items() if ratios}
+    if args.json:
+        settings = {"run": args.folder, "k": k, "protocol": protocol, "seen": seen}
+        print(json.dumps({**settings, "results": results, "by": groups, "robustness": corrupted}, indent=1))
+        return
+    counts = results[model.name]
+    shown = [report.result_table(results)]
+    for name in by:
+        shown.append(report.group_table(name, {n: g[name] for n, g in groups.items()}, f"recall@{k[0]}"))
+    if corrupted:
+        shown.append(_robustness_table(corrupted, f"recall@{k[0]}"))
+    shown.append(f"{counts['cases']:,} cases; {counts['unseen_targets']:,} with a target that has no train click")
+    print("\n\n".join(shown))
+
+
+def _ratios(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return ()
+    try:
+        ratios = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--robustness: expected numbers separated by commas, got {text!r}") from None
+    check_ratios(ratios)
+    return ratios
+
+
+def _robustness_table(reports: dict[str, list[dict[str, Any]]], column: str) -> str:
+    first = next(iter(reports.values()))
+    header = [f"{column} under noise", *(f"{row['kind']} {row['ratio']:g}" for row in first)]
+    return report.table(header, [[name, *(f"{row[column]:.4f}" for row in rows)] for name, rows in reports.items()])

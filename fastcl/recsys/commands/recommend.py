@@ -1,34 +1,124 @@
-"""fastcl recommend: the best next items for a history."""
+"""fastcl recommend: the best next items for a history, or for every user of a file."""
 
 import argparse
+import csv
+import io
+import json
 import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from fastcl.recsys import checkpoint
+from fastcl.recsys.commands.common import read_data
+from fastcl.recsys.data import Items
 from fastcl.recsys.metrics import SEEN
 from fastcl.recsys.options import at_least
-from fastcl.recsys.recommend import recommend
+from fastcl.recsys.recommend import Row, recommend, recommend_users
+
+UserRow = tuple[str | None, Row]  # user (None: the one of --history), items with scores
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("recommend", help="the best next items for a history")
+    parser = commands.add_parser("recommend", help="the best next items for a history, or for every user of a file")
     option = parser.add_argument
     option("folder", metavar="RUN")
-    option("--history", required=True, help="item ids, oldest first, separated by commas")
+    who = parser.add_mutually_exclusive_group(required=True)
+    who.add_argument("--history", metavar="IDS", help='item ids, oldest first, separated by commas ("a,b" is one id)')
+    who.add_argument("--users", metavar="FILE", help="an interaction file, read as the run's own: a list a user of it")
+    option("--times", help="one a click of --history, separated by commas, in the unit of the run's data")
     option("-k", type=int, default=10, help="(default: %(default)s)")
-    option("--seen", choices=SEEN, help="(default: as in training)")
+    option("--seen", choices=SEEN, help="never recommend items of the history, or keep them (default: as in training)")
+    option("--strict", action="store_true", help="refuse items that the run does not know (default: skip, and say so)")
+    option("-o", "--out", metavar="CSV", help="write user, rank, item, score there (default for --users: to stdout)")
+    option("--json", action="store_true", help="one JSON document on stdout; with -o, a summary of what was written")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     at_least(1, "-k", args.k)
+    if args.times is not None and args.history is None:
+        raise ValueError("--times: expected with --history; a file of --users has its own")
+    times = None if args.times is None else [[_number(part) for part in _fields(args.times)]]
+    config = checkpoint.read_config(args.folder)
     model = checkpoint.load(args.folder)
-    history = [part.strip() for part in args.history.split(",") if part.strip()]
-    unknown = [item for item, number in zip(history, model.items.encode(history), strict=True) if number == 0]
-    seen = args.seen or checkpoint.read_config(args.folder).get("seen", "mask")
-    (best,) = recommend(model, [history], args.k, seen)
-    if unknown:
-        print(f"skipped {len(unknown)} of {len(history)} unknown: {', '.join(unknown)}", file=sys.stderr)
-    for item, score in best:
-        title = model.items.label(int(model.items.encode([item])[0]))
-        print(f"{score:9.4f}  {item}" + (f"  {title}" if title != item else ""))
+    seen = args.seen or config.get("seen", "mask")
+    rows: Iterable[UserRow]
+    left_out: tuple[str, ...] = ()
+    if args.users is None:
+        history = _fields(args.history)
+        found = recommend(model, [history], args.k, seen, times=times, strict=args.strict)
+        rows, skipped, clicks = [(None, row) for row in found], found.skipped, len(history)
+    else:
+        data = read_data({**(config.get("data") or {}), "path": args.users})
+        rows, skipped, left_out = recommend_users(model, data, args.k, seen, strict=args.strict)
+        clicks = len(data.log.item)
+    if skipped:
+        _say(f"skipped {skipped.total():,} of {clicks:,} unknown", list(skipped))
+    if left_out:
+        _say(f"left out {len(left_out):,} users without a known item", left_out)
+    document = {"run": args.folder, "k": args.k, "seen": seen, "skipped": skipped, "left_out": list(left_out)}
+    if args.out is not None:
+        tally: Counter[str] = Counter(users=0, rows=0)
+        checkpoint.write_parts(Path(args.out), (text.encode() for text in _csv(_counted(rows, tally))))
+        document |= {"out": args.out, **tally}
+        if not args.json:
+            print(f"{args.out}: {tally['rows']:,} rows, {tally['users']:,} users")
+    elif args.json:
+        document["recommendations"] = [_document(user, row, model.items) for user, row in rows]
+    else:
+        for text in _csv(rows) if args.users else _lines(rows, model.items):
+            print(text, end="")
+    if args.json:
+        print(json.dumps(document, ensure_ascii=False))
+
+
+def _fields(text: str) -> list[str]:
+    return [part.strip() for part in next(csv.reader([text], skipinitialspace=True), []) if part.strip()]
+
+
+def _number(text: str) -> float:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    raise ValueError(f"--times: expected numbers separated by commas, got {text!r}")
+
+
+def _say(what: str, names: list[str] | tuple[str, ...]) -> None:
+    print(f"{what}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}", file=sys.stderr)
+
+
+def _counted(rows: Iterable[UserRow], tally: Counter[str]) -> Iterator[UserRow]:
+    for user, row in rows:
+        tally.update(users=1, rows=len(row))
+        yield user, row
+
+
+def _csv(rows: Iterable[UserRow]) -> Iterator[str]:
+    """The header, then the lines of a user at a time."""
+    yield "user,rank,item,score\n"
+    for user, row in rows:
+        text = io.StringIO()
+        lines = ((user, place, item, f"{score:.7g}") for place, (item, score) in enumerate(row, start=1))
+        csv.writer(text, lineterminator="\n").writerows(lines)
+        yield text.getvalue()
+
+
+def _lines(rows: Iterable[UserRow], items: Items) -> Iterator[str]:
+    for _, row in rows:
+        for item, score in row:
+            title = _title(item, items)
+            yield f"{score:9.4f}  {item}" + (f"  {title}\n" if title else "\n")
+
+
+def _document(user: str | None, row: Row, items: Items) -> dict[str, Any]:
+    entries = [{"item": item, "title": _title(item, items), "score": score} for item, score in row]
+    return {"user": user, "items": entries}
+
+
+def _title(item: str, items: Items) -> str | None:
+    title = items.label(int(items.encode([item])[0]))
+    return title if title != item else None

@@ -1,56 +1,91 @@
-"""fastcl train: a model on the user's own file, into a run folder."""
+"""fastcl train: a model on the user's own file, into a run folder, or one for each of several seeds."""
 
 import argparse
+import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-from fastcl.recsys import checkpoint
-from fastcl.recsys.commands.common import BUNDLED, read_data
+import torch
+
+from fastcl.recsys import checkpoint, launch
+from fastcl.recsys.commands.common import add_data_options, data_of, read_split, split_of, whole_numbers
 from fastcl.recsys.metrics import SEEN
 from fastcl.recsys.models import MODELS
-from fastcl.recsys.options import at_least, parse_settings
-from fastcl.recsys.train import fit, new_folder
+from fastcl.recsys.options import parse_settings
+from fastcl.recsys.state import METRICS, PRECISIONS, Settings
+from fastcl.recsys.train import begin, new_folder, resume
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("train", help="train a model on a file of your own")
+    parser = commands.add_parser(
+        "train",
+        help="train a model on a file of your own",
+        epilog="Several processes: torchrun --nproc-per-node=2 -m fastcl.recsys train ...; they share out each batch.",
+    )
     option = parser.add_argument
-    option("file", help="table (.csv, .tsv) or sequences (.txt), also .gz, .xz; or bundled:movies, bundled:purchases")
+    add_data_options(parser)
     option("--model", choices=list(MODELS), required=True)
-    option("--epochs", type=int, default=20, help="(default: %(default)s)")
-    option("--seed", type=int, default=0)
+    option("--epochs", type=int, default=20, help="at most (default: %(default)s)")
+    option("--patience", type=int, metavar="N", help="stop after N epochs without a new best (default: never)")
+    option("--metric", choices=METRICS, default="ndcg@10", help="of the best epoch, validation (default: %(default)s)")
+    option("--lr", type=float, help="learning rate of the first step (default: the model's)")
+    option("--seed", default="0", help="or several, 1,2,3: a run each, in RUN/seed-1 and so on (default: %(default)s)")
     fields = "; ".join(f"{name}: {', '.join(m.Config.__dataclass_fields__)}" for name, m in MODELS.items())
     option("--set", nargs="+", action="extend", default=[], metavar="key=value", help=f"model settings ({fields})")
-    for column in ("user", "item", "time"):
-        more = '; "" where the rows are in time order' if column == "time" else ""
-        option(f"--{column}", default=column, metavar="COLUMN", help=f"its column (default: {column}{more})")
-    option("--format", choices=["csv", "tsv", "sequence"], help="where the file's name does not tell")
     option("--seen", choices=SEEN, default="mask", help="never recommend items of the history, or keep them (repeats)")
+    option("--precision", choices=PRECISIONS, default="float32", help="of the loss (default: %(default)s)")
+    option("--accumulate", type=int, default=1, metavar="N", help="batches a step (default: %(default)s)")
+    option("--device", choices=["cpu", "cuda"], default="cpu", help="(default: %(default)s)")
+    option("--threads", type=int, default=torch.get_num_threads(), help="of each process (default: %(default)s)")
+    option("--save-every", type=float, default=600.0, metavar="SECONDS", help="within an epoch (default: %(default)g)")
     option("-o", "--out", required=True, metavar="RUN", help="run folder")
     option("--force", action="store_true", help="overwrite the run in RUN")
+    option("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     model_class = MODELS[args.model]
     options = parse_settings(model_class.Config, args.set)
-    model_class.Config(**options)
-    at_least(1, "--epochs", args.epochs)
-    at_least(0, "--seed", args.seed)
-    new_folder(args.out, args.force)
+    lr = model_class.Config(**options).lr if args.lr is None else args.lr
+    seeds = whole_numbers("--seed", args.seed, low=0)
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"--seed: expected different seeds, got {args.seed}")
+    names = ("seen", "metric", "patience", "precision", "accumulate", "save_every", "device", "threads")
     checkpoint.require_safetensors()
-    path = args.file if args.file.startswith(BUNDLED) else str(Path(args.file).resolve())
-    data = {"path": path, "user": args.user, "item": args.item, "time": args.time, "format": args.format}
-    log = read_data(data)
-    split = log.split()
-    if "time_cuts" in model_class.Config.__dataclass_fields__ and log.log.time is None:
-        options.setdefault("time_cuts", ())
-    model = model_class(split.items, seed=args.seed, **options)
-    clicks = f"{len(split.users):,} users, {len(split.items):,} items, {len(log.log.item):,} clicks"
-    print(f"{args.file}: {clicks}", file=sys.stderr)
-    settings = {"out": args.out, "seed": args.seed, "seen": args.seen, "force": args.force, "record": {"data": data}}
-    history = fit(model, split, epochs=args.epochs, **settings)
-    best = max(history, key=lambda line: line["ndcg@10"])
-    figures = f"recall@10 {best['recall@10']:.4f}, ndcg@10 {best['ndcg@10']:.4f}"
-    print(f"{args.out}: best of {args.epochs} epochs is {best['epoch']}, validation {figures}")
+    record: dict[str, Any] = {"data": data_of(args), "split": split_of(args)}
+    with launch.threads(args.threads), launch.processes(args.device) as device:
+        settings = [Settings(args.epochs, lr, seed=seed, **{n: getattr(args, n) for n in names}) for seed in seeds]
+        if launch.leads():
+            new_folder(args.out, args.force)
+        split = read_split(record)
+        if "time_cuts" in model_class.Config.__dataclass_fields__ and split.train.time is None:
+            options.setdefault("time_cuts", ())
+        if launch.leads():
+            print(f"{split.data_report}\n{split.report}", file=sys.stderr)
+        record["command"] = shlex.join(sys.argv)
+        # All folders before any training: whatever interrupts it, the whole command can be resumed.
+        out = Path(args.out)
+        if launch.leads():
+            for earlier in (out, *out.glob("seed-*")):
+                checkpoint.clear(earlier)
+        folders = [out] if len(seeds) == 1 else [out / f"seed-{seed}" for seed in seeds]
+        for folder, plan in zip(folders, settings, strict=True):
+            model = model_class(split.items, seed=plan.seed, **options).to(device)
+            begin(model, split, plan, folder, args.force, record)
+        for folder in folders:
+            print_result(folder, resume(folder, split), args.json)
+
+
+def print_result(folder: Path, history: list[dict[str, float]], as_json: bool) -> None:
+    """A finished run on stdout: a line, or one of JSON."""
+    if not launch.leads():
+        return
+    best = [line for line in history if line["best"]][-1]
+    if as_json:
+        print(json.dumps({"run": str(folder), "epochs": len(history), "best": best}))
+    else:
+        figures = f"recall@10 {best['recall@10']:.4f}, ndcg@10 {best['ndcg@10']:.4f}"
+        print(f"{folder}: best of {len(history)} epochs is {best['epoch']:.0f}, validation {figures}")

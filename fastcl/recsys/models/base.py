@@ -1,36 +1,68 @@
-"""What training, evaluation and run folders ask of a model; a model file fills it in. No layers and no mathematics
+"""What training, evaluation, serving and run folders ask of a model; a model file fills it in. No layers and no losses
 here.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fastcl.recsys.data import Histories, Items
+from fastcl.recsys.data import PAD, Histories, Items
+
+M = TypeVar("M", bound="Model")
 
 
 class Model(nn.Module, ABC):
-    """A sequential recommender. All its parameters exist after construction."""
+    """A sequential recommender: history vectors against item vectors. All its parameters exist after construction,
+    which is `Model(items, *, seed=0, **options)` with the fields of `Config` as options.
+
+    docs/adding-a-model.md writes one from start to end.
+    """
 
     name: ClassVar[str]
     Config: ClassVar[type]
+    # Which part of each batch `batches` gives, of how many: several processes share the batches out. For `bucketed`.
+    share: tuple[int, int] = (0, 1)
 
     def __init__(self, items: Items, config: Any) -> None:
         super().__init__()
         self.items = items
         self.config = config
+        self._kept: tuple[list[tuple[int, int]], Tensor] | None = None
 
     @abstractmethod
     def encode(self, histories: Histories) -> Tensor:
         """[B, D], one vector a history."""
 
-    @abstractmethod
+    def item_vectors(self) -> Tensor:
+        """[I+1, D], one vector an item (row 0 is padding), in the space of `encode`: the score of item i is
+        encode(h) @ item_vectors()[i]. A temperature, normalisation or bias is part of the vectors.
+        """
+        raise ValueError(f"model: expected one with item vectors, got {self.name}, which scores otherwise")
+
     def scores(self, histories: Histories) -> Tensor:
-        """float32 [B, I+1]; the padding column is -inf."""
+        """float32 [B, I+1], encode(histories) @ item_vectors().T; the padding column is -inf."""
+        scores = self.encode(histories) @ self._table().T
+        scores[:, PAD] = -torch.inf
+        return scores
+
+    def train(self: M, mode: bool = True) -> M:
+        """As in torch; `eval()` comes through here too."""
+        self._kept = None  # fused optimisers change weights without counting it in their versions
+        return super().train(mode)
+
+    def _table(self) -> Tensor:
+        """item_vectors(), kept until a weight changes: encoding every item takes longer than scoring a history."""
+        weights = list(self.parameters())
+        if self.training or torch.is_grad_enabled() or any(weight.is_inference() for weight in weights):
+            return self.item_vectors()
+        state = [(weight.data_ptr(), weight._version) for weight in weights]
+        if self._kept is None or self._kept[0] != state:
+            self._kept = state, self.item_vectors()
+        return self._kept[1]
 
     @abstractmethod
     def loss(self, batch: Any) -> Tensor:
@@ -38,14 +70,23 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Any]:
-        """One epoch of batches."""
+        """One epoch of batches: of each, the part that `share` names, possibly without targets.
+
+        `rng` is at the same state in all processes, and at no other place does the order of the batches come from.
+        """
 
     @abstractmethod
     def steps(self, train: Histories) -> int:
         """How many batches an epoch has."""
 
+    def targets(self, batch: Any) -> int:
+        """How many terms `loss` is the mean of: the weight of this batch beside others of the same step."""
+        return len(batch.target)
+
     def after_step(self, batch: Any) -> None:
-        """Called after each optimiser step, for what a model carries from batch to batch."""
+        """Called after each batch that had targets, for what a model carries from batch to batch: after the optimiser
+        step, or where several batches make a step and more are to come, after the batch's backward pass.
+        """
 
     @property
     def device(self) -> torch.device:

@@ -132,13 +132,10 @@ class CLRec(Model):
         distinct, place = item.unique(return_inverse=True)
         return self(place, self.item(distinct), bucket, clicks)
 
-    def scores(self, histories: Histories) -> Tensor:
-        """float32 [B, I+1], cosine / temperature with every item; the padding column is -inf."""
+    def item_vectors(self) -> Tensor:
+        """[I+1, D], normalised encoded items / temperature: a score is cosine / temperature."""
         every = torch.arange(len(self.items) + 1, device=self.device)
-        items = F.normalize(self.item(every), dim=-1)
-        scores = self.encode(histories) @ items.T / self.config.temperature
-        scores[:, PAD] = -torch.inf
-        return scores
+        return F.normalize(self.item(every), dim=-1) / self.config.temperature
 
     def loss(self, batch: Batch) -> Tensor:
         # Each distinct item of the batch is encoded once.
@@ -168,7 +165,7 @@ class CLRec(Model):
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         """One epoch: every click but a history's first is a target once."""
-        for spans in bucketed(prefixes(train, self.config.max_len), self.config.batch, rng):
+        for spans in bucketed(prefixes(train, self.config.max_len), self.config.batch, rng, self.share):
             yield Batch(*self._clicks(train, spans), self.tensor(train.item[spans.stop]))
 
     def _clicks(self, histories: Histories, spans: Spans) -> tuple[Packed, Tensor, Tensor]:

@@ -1,0 +1,118 @@
+"""Studies of what the models reach: a study is a manifest of runs, and this program works through it.
+
+    python -m benchmarks.quality --paper contrastvae                      the paper's table beside ours; what is missing
+    python -m benchmarks.quality --paper contrastvae --run --data FOLDER  runs what is missing; may be stopped any time
+
+Finished runs are skipped, an unfinished one goes on from its newest epoch. Manifests are studies/PAPER.json, results
+results/PAPER.json. Training and measuring one run is study.py's business.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import machine, write_json
+from benchmarks.study import Plan, measure
+from fastcl.recsys import Interactions
+
+HERE = Path(__file__).parent
+COLUMNS = ("recall@20", "recall@40", "ndcg@20", "ndcg@40")
+
+
+def runs(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One entry a seed, with an id that changes with whatever could change the result."""
+    for entry in manifest["runs"]:
+        for seed in entry.get("seeds", [0]):
+            run = {key: entry.get(key) for key in ("label", "data", "model", "options", "plan")} | {"seed": seed}
+            content = json.dumps({key: run[key] for key in run if key != "label"}, sort_keys=True)
+            yield run | {"id": hashlib.sha256(content.encode()).hexdigest()[:12]}
+
+
+def work(manifest: dict[str, Any], results: Path, data: Path, states: Path, only: str) -> None:
+    """Runs what is missing, in the manifest's order, and appends each result as it comes."""
+    for run in runs(manifest):
+        done = read(results)
+        if only not in f"{run['label']} {run['data']}" or any(found["id"] == run["id"] for found in done):
+            continue
+        print(f"{run['label']}, {run['data']}, seed {run['seed']} ({run['id']})", flush=True)
+        split = Interactions.read(data / f"{run['data']}.txt.gz", format="sequence").split()
+        plan = None if run["plan"] is None else Plan(**run["plan"])
+        found = measure(run["model"], run["options"] or {}, plan, run["seed"], split, states / run["id"])
+        facts = {"revision": revision(), "machine": machine()}
+        write_json(results, {"runs": [*read(results), run | found | facts]})
+        test = found["test"]
+        print("  test:", ", ".join(f"{name} {test[name]:.4f}" for name in COLUMNS), flush=True)
+
+
+def read(results: Path) -> list[dict[str, Any]]:
+    return json.loads(results.read_text())["runs"] if results.is_file() else []
+
+
+def revision() -> str:
+    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
+
+
+def table(manifest: dict[str, Any], done: list[dict[str, Any]]) -> str:
+    """The paper's figures and ours as Markdown: mean (standard deviation) over the seeds that ran, in the test set."""
+    found = {run["id"]: run for run in done}
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in runs(manifest):
+        groups.setdefault((run["data"], run["label"]), []).append(run)
+    lines = []
+    for data, paper in manifest["paper"].items():
+        best = [max(row[column] for row in paper.values()) for column in range(len(COLUMNS))]
+        head = ["", "seeds", *COLUMNS]
+        lines += ["", f"**{data}**", "", f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+        lines += [f"| paper: {name} | | " + " | ".join(f"{x:.4f}" for x in row) + " |" for name, row in paper.items()]
+        for (where, label), group in groups.items():
+            if where != data:
+                continue
+            tests = [found[run["id"]]["test"] for run in group if run["id"] in found]
+            cells = [cell([test[column] for test in tests], least) for column, least in zip(COLUMNS, best, strict=True)]
+            ran = str(len(tests)) if len(tests) == len(group) else f"{len(tests)} of {len(group)}"
+            lines.append(f"| {label} | {ran} | " + " | ".join(cells) + " |")
+    missing = [f"{run['label']}, {run['data']}, seed {run['seed']}" for run in runs(manifest) if run["id"] not in found]
+    lines += ["", "**Bold**: above all of the paper's columns.", "", f"Runs missing: {len(missing)}."]
+    return "\n".join([*lines, *(f"- {name}" for name in missing)]).strip()
+
+
+def cell(values: list[float], least: float) -> str:
+    if not values:
+        return "missing"
+    mean = statistics.mean(values)
+    text = f"**{mean:.4f}**" if mean > least else f"{mean:.4f}"
+    return f"{text} ({statistics.stdev(values):.4f})" if len(values) > 1 else text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    option = parser.add_argument
+    option("--paper", required=True, choices=sorted(path.stem for path in (HERE / "studies").glob("*.json")))
+    option("--run", action="store_true", help="work through the runs that are missing")
+    option("--only", default="", metavar="TEXT", help="runs whose label and data contain TEXT")
+    option("--data", type=Path, default=os.environ.get("FASTCL_DATA"), help="folder of the data (or FASTCL_DATA)")
+    option("--states", type=Path, default="runs/studies", help="folder of checkpoints (default: %(default)s)")
+    option("--threads", type=int, default=torch.get_num_threads(), help="(default: %(default)s)")
+    args = parser.parse_args()
+    manifest = json.loads((HERE / "studies" / f"{args.paper}.json").read_text())
+    results = HERE / "results" / f"{args.paper}.json"
+    if args.run:
+        if args.data is None or not Path(args.data).is_dir():
+            sys.exit(f"--data: expected the folder of the data sets, got {args.data}")
+        torch.set_num_threads(args.threads)
+        work(manifest, results, Path(args.data), args.states, args.only)
+    print(table(manifest, read(results)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,379 @@
+// The three matrix products of a pass by AMX tiles of bfloat16, with the error of float32: a float32 is the exact sum of
+// three bfloat16 (8 bits each), and of the nine products of two such sums the three smallest are below float32's own
+// rounding. Six tile products at sixteen times the rate of a fused multiply-add leave more than twice its speed; 16-bit
+// inputs, which are sums of one (bfloat16) or two (float16), need fewer. Weights are always split in three.
+// Included once, inside its namespace and target region; includes nothing.
+//
+// What the tiles cannot hold is refused (`wild`): infinities, NaN, and matrices so large or so small that the parts
+// would leave bfloat16's normal range; those go to the kernels without AMX.
+//
+// A tile is 16 rows of 64 bytes: for the left operand 16 x 32 elements, for the right one 16 pairs of rows x 16 columns.
+// What makes a pair is free as long as both sides agree: element i and element i + 16 of a step of 32, so that pairing
+// is a shift and an or (natural neighbours where 16-bit data is taken as it is).
+//   rows     [tile][step of features][2 halves of 16 rows][part][16 x 32]
+//   panels   [panel][step of features][part][2 halves of 16 columns][16 pairs x 16]
+//   values   [panel of features][step of columns][part][2 halves of 16 features][16 pairs x 16]
+//   weights  [panel][tile][row in tile][column in panel], float32
+
+// Inline assembly, because the compiler's own macros do not say that they read and write memory.
+#define FASTCL_TILE_ZERO(t) __asm__ volatile("tilezero %tmm" #t)
+#define FASTCL_TILE_LOAD(t, from) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t::"r"(from), "r"(int64_t{64}))
+#define FASTCL_TILE_STORE(t, to) \
+  __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(to), "r"(int64_t{64}) : "memory")
+#define FASTCL_TILE_MULTIPLY(c, a, b) __asm__ volatile("tdpbf16ps %tmm" #b ", %tmm" #a ", %tmm" #c)
+
+constexpr int64_t kTileElements = 256;  // of a tile, as float
+
+struct TileConfig {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+typedef uint32_t Bits __attribute__((vector_size(FASTCL_VECTOR_BYTES)));
+
+// The parts of two vectors as pairs: lane i of out[part] holds (a_i, b_i) with a in the low half. Parts round to nearest
+// (ties away), so the second is at most 2^-9 of the first; the third is exact.
+template <int kParts>
+inline __attribute__((always_inline)) void split_pairs(Vec<float> a, Vec<float> b, float* out, int64_t step) {
+#pragma GCC unroll 3
+  for (int part = 0; part < kParts; ++part) {
+    Bits pa = (Bits)a, pb = (Bits)b;
+    if (part + 1 < kParts || kParts < 3) {
+      pa = (pa + 0x8000u) & 0xffff0000u;
+      pb = (pb + 0x8000u) & 0xffff0000u;
+      a -= (Vec<float>)pa;
+      b -= (Vec<float>)pb;
+    }
+    // Masked again: what is left of a number near the end of the range has bits below a bfloat16's.
+    store(out + part * step, (Vec<float>)(pa >> 16 | (pb & 0xffff0000u)));
+  }
+}
+
+// 16-bit data is split in kData = 1 (bfloat16) or 2 (float16) parts, float32 in 3.
+template <int kData>
+struct Amx {
+  using T = float;
+  static constexpr int64_t kRows = 32, kColumns = 32, kCell = kRows * kColumns;
+  static constexpr int64_t kStrip = 128;  // the parts of a tile's weights fit the first-level cache
+  static constexpr bool kRaw = true;      // factors never touch the data: it would need more parts
+  using Tile = Vec<T>[kRows][2];
+
+  static int64_t steps(int64_t count) { return (count + 31) / 32; }
+  static int64_t whole_panels(int64_t features) { return steps(features) * kColumns; }
+  static int64_t row_elements(int64_t features) { return steps(features) * 2 * kData * kTileElements; }
+  static int64_t panel_elements(int64_t features) { return steps(features) * kData * 2 * kTileElements; }
+  static int64_t value_elements(int64_t columns, int64_t features) {
+    // Behind the values: the parts of one tile's weights.
+    return steps(features) * steps(columns) * kData * 2 * kTileElements + steps(columns) * 2 * 3 * kTileElements;
+  }
+  static int64_t column_sum_elements(int64_t features) { return kColumns * whole_panels(features); }
+  static int64_t column_scratch(int64_t tiles, int64_t features) {
+    return 2 * steps(features) * steps(tiles * kRows) * kData * kTileElements +
+           steps(tiles * kRows) * 3 * 2 * kTileElements;
+  }
+
+  static void begin() {
+    static const TileConfig config;
+    __asm__ volatile("ldtilecfg %0" ::"m"(config));
+  }
+  static void end() { __asm__ volatile("tilerelease"); }
+
+  // The largest magnitude met, as bits: those of infinity and NaN are above all others.
+  struct Range {
+    Mask<float> most;
+    Range() : most{} {}
+    void meet(Vec<float> x) {
+      const Mask<float> size = (Mask<float>)x & 0x7fffffff;
+      most = size > most ? size : most;
+    }
+    bool wild() const {
+      int32_t m = 0;
+      for (int64_t i = 0; i < kLanes<float>; ++i) m = most[i] > m ? most[i] : m;
+      return m != 0 && (m < (127 - 60) << 23 || m > (127 + 60) << 23);
+    }
+  };
+
+  static bool pack_rows(Matrix m, const T*, int64_t features, int64_t first, int64_t count, T* rows) {
+    Range range;
+    for (int64_t step = 0; step < steps(features); ++step) {
+      for (int64_t r = 0; r < kRows; ++r) {
+        float* to = rows + (2 * step + r / 16) * kData * kTileElements + r % 16 * 16;
+        if (r < count) {
+          pairs_of_row(m, features, first + r, step * 32, to, kTileElements, range);
+        } else {
+          for (int part = 0; part < kData; ++part) store(to + part * kTileElements, Vec<float>{});
+        }
+      }
+    }
+    return range.wild();
+  }
+
+  static bool pack_panel(Matrix m, const T*, int64_t features, int64_t first, int64_t count, T* panel) {
+    Range range;
+    for (int64_t step = 0; step < steps(features); ++step) {
+      for (int64_t side = 0; side < 2; ++side) {
+        alignas(64) float pairs[kData][16][16];
+        for (int64_t c = 0; c < 16; ++c) {
+          if (side * 16 + c < count) {
+            pairs_of_row(m, features, first + side * 16 + c, step * 32, pairs[0][c], kTileElements, range);
+          } else {
+            for (int part = 0; part < kData; ++part) store(pairs[part][c], Vec<float>{});
+          }
+        }
+        for (int part = 0; part < kData; ++part) {
+          Vec<float> v[16];
+          for (int64_t c = 0; c < 16; ++c) v[c] = load(pairs[part][c]);
+          transpose<float>(v);
+          float* to = panel + ((step * kData + part) * 2 + side) * kTileElements;
+          for (int64_t p = 0; p < 16; ++p) store(to + p * 16, v[p]);
+        }
+      }
+    }
+    return range.wild();
+  }
+
+  struct Result {
+    alignas(64) float c[4][kTileElements];
+  };
+
+  static inline __attribute__((always_inline)) void issue(const T* rows, const T* panel, int64_t features) {
+    product<kData, kData>(rows, rows + kData * kTileElements, 2 * kData * kTileElements, panel, steps(features));
+  }
+
+  static inline __attribute__((always_inline)) void take(Result& result) { store_tiles(result.c); }
+
+  static inline __attribute__((always_inline)) void read(const Result& result, const T*, const T*, int64_t,
+                                                         const T* row_factor, Tile& x) {
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < kRows; ++r) {
+      const Vec<T> f = splat(row_factor[r]);
+      x[r][0] = load(result.c[r / 16 * 2] + r % 16 * 16) * f;
+      x[r][1] = load(result.c[r / 16 * 2 + 1] + r % 16 * 16) * f;
+    }
+  }
+
+  // Rows i and i + 16 of a step make a pair; rows beyond `count` are zeros. Factor and extra are for `accumulate`.
+  static bool pack_values(Matrix m, const T*, const T*, int64_t features, int64_t first, int64_t count, int64_t stride,
+                          T* values) {
+    Range range;
+    const int64_t blocks = steps(stride);
+    for (int64_t step = 0; step < steps(count); ++step) {
+      for (int64_t i = 0; i < 16; ++i) {
+        const int64_t low = step * 32 + i, high = low + 16;
+        for (int64_t d = 0; d < features; d += 16) {
+          const Vec<float> a = low < count ? part_of_row(m, features, first + low, d) : Vec<float>{};
+          const Vec<float> b = high < count ? part_of_row(m, features, first + high, d) : Vec<float>{};
+          range.meet(a);
+          range.meet(b);
+          float* to = values + ((d / 32 * blocks + step) * kData * 2 + d / 16 % 2) * kTileElements + i * 16;
+          split_pairs<kData>(a, b, to, 2 * kTileElements);
+        }
+        if ((features + 15) / 16 % 2 != 0) {
+          float* to = values + ((features / 32 * blocks + step) * kData * 2 + 1) * kTileElements + i * 16;
+          for (int part = 0; part < kData; ++part) store(to + part * 2 * kTileElements, Vec<float>{});
+        }
+      }
+    }
+    return range.wild();
+  }
+
+  static void accumulate(const T* weights, int64_t tiles, int64_t columns, T* values, int64_t features, const T* factor,
+                         const T* extra, T* out) {
+    const int64_t blocks = kStrip / 32, used = steps(columns);
+    const int64_t stride = whole_panels(features + (extra != nullptr ? 1 : 0));
+    float* parts = values + steps(features + (extra != nullptr ? 1 : 0)) * blocks * kData * 2 * kTileElements;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      split_weights(weights + tile * kCell, tiles * kCell, columns, factor, parts);
+      if (extra != nullptr) {
+        add_extra(weights + tile * kCell, tiles * kCell, columns, extra, stride,
+                  out + tile * kRows * stride + features);
+      }
+      for (int64_t d = 0; d < steps(features); ++d) {
+        alignas(64) float c[4][kTileElements];
+        product<3, kData>(parts, parts + 3 * kTileElements, 6 * kTileElements,
+                          values + d * blocks * kData * 2 * kTileElements, used);
+        store_tiles(c);
+        for (int64_t r = 0; r < kRows; ++r) {
+          for (int64_t side = 0; side < 2; ++side) {
+            const int64_t at = d * 32 + side * 16, left = features - at;
+            T* to = out + (tile * kRows + r) * stride + at;
+            const Vec<T> sum = load(c[r / 16 * 2 + side] + r % 16 * 16);
+            if (left >= 16) {
+              store(to, load(to) + sum);
+            } else {  // behind the features there may be the extra one
+              for (int64_t i = 0; i < left; ++i) to[i] += sum[i];
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // Left operand of sum_columns: [tile of 16 features][step of rows][part][16 features x 32 rows].
+  static bool pack_column_values(Matrix m, const T*, const T*, int64_t features, int64_t first, int64_t count,
+                                 int64_t tiles, T* values) {
+    Range range;
+    const int64_t row_steps = steps(tiles * kRows);
+    for (int64_t d = 0; d < 2 * steps(features); ++d) {
+      for (int64_t step = 0; step < row_steps; ++step) {
+        Vec<float> v[2][16];
+        for (int64_t r = 0; r < 32; ++r) {
+          const int64_t row = step * 32 + r;
+          v[r / 16][r % 16] =
+              row < count && d * 16 < features ? part_of_row(m, features, first + row, d * 16) : Vec<float>{};
+          range.meet(v[r / 16][r % 16]);
+        }
+        transpose<float>(v[0]);
+        transpose<float>(v[1]);
+        float* to = values + (d * row_steps + step) * kData * kTileElements;
+        for (int64_t f = 0; f < 16; ++f) split_pairs<kData>(v[0][f], v[1][f], to + f * 16, kTileElements);
+      }
+    }
+    return range.wild();
+  }
+
+  // sums are [feature][column in panel].
+  static void sum_columns(const T* weights, int64_t tiles, T* values, int64_t features, const T* factor, const T* extra,
+                          bool add, T* sums) {
+    const int64_t rows = tiles * kRows, row_steps = steps(rows);
+    float* parts = values + 2 * steps(features + (extra != nullptr ? 1 : 0)) * row_steps * kData * kTileElements;
+    for (int64_t step = 0; step < row_steps; ++step) {
+      for (int64_t i = 0; i < 16; ++i) {
+        const int64_t low = step * 32 + i, high = low + 16;
+        for (int side = 0; side < 2; ++side) {
+          const Vec<T> a = load(weights + low * 32 + side * 16) * factor[low];
+          const Vec<T> b = high < rows ? load(weights + high * 32 + side * 16) * factor[high] : Vec<T>{};
+          split_pairs<3>(a, b, parts + (step * 6 + side) * kTileElements + i * 16, 2 * kTileElements);
+        }
+      }
+    }
+    for (int64_t d = 0; d < 2 * steps(features); d += 2) {
+      alignas(64) float c[4][kTileElements];
+      const float* left = values + d * row_steps * kData * kTileElements;
+      product<kData, 3>(left, left + row_steps * kData * kTileElements, kData * kTileElements, parts, row_steps);
+      store_tiles(c);
+      for (int64_t f = 0; f < 32; ++f) {
+        for (int64_t side = 0; side < 2; ++side) {
+          T* at = sums + (d * 16 + f) * kColumns + side * 16;
+          const Vec<T> sum = load(c[f / 16 * 2 + side] + f % 16 * 16);
+          store(at, add ? load(at) + sum : sum);
+        }
+      }
+    }
+    if (extra == nullptr) return;
+    for (int side = 0; side < 2; ++side) {
+      T* at = sums + features * kColumns + side * 16;
+      Vec<T> sum = add ? load(at) : Vec<T>{};
+      for (int64_t r = 0; r < rows; ++r) sum += load(weights + r * 32 + side * 16) * extra[r];
+      store(at, sum);
+    }
+  }
+
+  static void write_sums(const T* sums, int64_t columns, int64_t features, T* out, T* out_extra) {
+    for (int64_t d = 0; d < features; d += 16) {
+      for (int64_t c = 0; c < columns; c += 16) {
+        Vec<T> v[16];
+        for (int64_t f = 0; f < 16; ++f) v[f] = load(sums + (d + f) * kColumns + c);
+        transpose<T>(v);
+        const int64_t width = features - d < 16 ? features - d : 16;
+        for (int64_t i = 0; i < 16 && c + i < columns; ++i) {
+          __builtin_memcpy(out + (c + i) * features + d, &v[i], width * sizeof(T));
+        }
+      }
+    }
+    if (out_extra != nullptr) __builtin_memcpy(out_extra, sums + features * kColumns, columns * sizeof(T));
+  }
+
+ private:
+  static inline __attribute__((always_inline)) void start() {
+    __asm__ volatile("" ::: "memory");  // what was written to the operands is in memory
+    FASTCL_TILE_ZERO(0);
+    FASTCL_TILE_ZERO(1);
+    FASTCL_TILE_ZERO(2);
+    FASTCL_TILE_ZERO(3);
+  }
+
+  static inline __attribute__((always_inline)) void store_tiles(float (&c)[4][kTileElements]) {
+    FASTCL_TILE_STORE(0, c[0]);
+    FASTCL_TILE_STORE(1, c[1]);
+    FASTCL_TILE_STORE(2, c[2]);
+    FASTCL_TILE_STORE(3, c[3]);
+  }
+
+  // Tiles 0 to 3 += the two left operands' part `a` times the two sides of part `b` that tiles 4 and 5 hold.
+  static inline __attribute__((always_inline)) void multiply_part(const float* left0, const float* left1, int part) {
+    FASTCL_TILE_LOAD(6, left0 + part * kTileElements);
+    FASTCL_TILE_LOAD(7, left1 + part * kTileElements);
+    FASTCL_TILE_MULTIPLY(0, 6, 4);
+    FASTCL_TILE_MULTIPLY(1, 6, 5);
+    FASTCL_TILE_MULTIPLY(2, 7, 4);
+    FASTCL_TILE_MULTIPLY(3, 7, 5);
+  }
+
+  // Tiles 2 left + side: two left operands [step][part], `stride` from step to step, times right [step][part][side]; all
+  // pairs of parts that matter.
+  template <int kLeft, int kRight>
+  static inline __attribute__((always_inline)) void product(const float* left0, const float* left1, int64_t stride,
+                                                            const float* right, int64_t count) {
+    start();
+    for (int64_t step = 0; step < count; ++step) {
+#pragma GCC unroll 3
+      for (int part = 0; part < kRight; ++part) {
+        FASTCL_TILE_LOAD(4, right + part * 2 * kTileElements);
+        FASTCL_TILE_LOAD(5, right + (part * 2 + 1) * kTileElements);
+        multiply_part(left0, left1, 0);
+        if (kLeft > 1 && part < 2) multiply_part(left0, left1, 1);
+        if (kLeft > 2 && part < 1) multiply_part(left0, left1, 2);
+      }
+      left0 += stride;
+      left1 += stride;
+      right += kRight * 2 * kTileElements;
+    }
+  }
+
+  // The parts of one tile of weights times the columns' factors: [step][2 halves of 16 rows][part].
+  static void split_weights(const T* weights, int64_t next, int64_t columns, const T* factor, T* parts) {
+    for (int64_t step = 0; step < steps(columns); ++step) {
+      // Beyond the last column weights are zero, and factors must not be read.
+      const int64_t left = columns - step * 32;
+      const Vec<T> f0 = factor != nullptr ? load_some<T>(factor + step * 32, left) : splat(1.0f);
+      const Vec<T> f1 = factor == nullptr ? splat(1.0f)
+                        : left > 16       ? load_some<T>(factor + step * 32 + 16, left - 16)
+                                          : Vec<T>{};
+      for (int64_t r = 0; r < kRows; ++r) {
+        split_pairs<3>(load(weights + r * 32) * f0, load(weights + r * 32 + 16) * f1,
+                       parts + r / 16 * 3 * kTileElements + r % 16 * 16, kTileElements);
+      }
+      weights += next;
+      parts += 6 * kTileElements;
+    }
+  }
+
+  static void add_extra(const T* weights, int64_t next, int64_t columns, const T* extra, int64_t stride, T* out) {
+    for (int64_t step = 0; step < steps(columns); ++step) {
+      const int64_t left = columns - step * 32;
+      const Vec<T> e0 = load_some<T>(extra + step * 32, left);
+      const Vec<T> e1 = left > 16 ? load_some<T>(extra + step * 32 + 16, left - 16) : Vec<T>{};
+      for (int64_t r = 0; r < kRows; ++r) {
+        out[r * stride] += sum_lanes<T>(load(weights + r * 32) * e0 + load(weights + r * 32 + 16) * e1);
+      }
+      weights += next;
+    }
+  }
+
+  static Vec<float> part_of_row(Matrix m, int64_t features, int64_t row, int64_t d) {
+    Vec<float> x = {};
+    with_row(m, features, row, [&](const auto* p) { x = load_some<float>(p + d, features - d); });
+    return x;
+  }
+
+  // Features [d, d + 32) of one row as 16 pairs, a part every `step` elements.
+  static void pairs_of_row(Matrix m, int64_t features, int64_t row, int64_t d, float* out, int64_t step, Range& range) {
+    const Vec<float> a = part_of_row(m, features, row, d);
+    const Vec<float> b = d + 16 < features ? part_of_row(m, features, row, d + 16) : Vec<float>{};
+    range.meet(a);
+    range.meet(b);
+    split_pairs<kData>(a, b, out, step);
+  }
+};

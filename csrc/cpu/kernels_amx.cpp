@@ -1,0 +1,40 @@
+// Kernels for AMX with bfloat16 tiles, on top of AVX-512; float64 and wild inputs are AVX-512's.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "contrast.h"
+
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2,prefer-vector-width=512")
+#define FASTCL_ISA_NAMESPACE amx
+#define FASTCL_VECTOR_BYTES 64
+#define FASTCL_TILE_ROWS 12
+#define FASTCL_AMX
+#include "cpu/kernels.inl.h"
+
+namespace fastcl {
+extern const Isa isa_avx512;
+
+static bool supported() {
+  if (!isa_avx512.supported()) return false;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr unsigned kBFloat16 = 1u << 22, kTile = 1u << 24;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kBFloat16) == 0 || (edx & kTile) == 0)
+    return false;
+  // Linux hands out the tiles' state on request, once for the process (ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA).
+  return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+}
+
+static const Kernels<float> from_bf16 = amx::table<amx::Amx<1>>(&isa_avx512.f32);
+static const Kernels<float> from_f16 = amx::table<amx::Amx<2>>(&isa_avx512.f32);
+
+extern const Isa isa_amx;
+const Isa isa_amx{"amx",      supported, amx::table<amx::Amx<3>>(&isa_avx512.f32), amx::table<amx::Fma<double>>(),
+                  &from_bf16, &from_f16};
+}  // namespace fastcl
+#endif

@@ -1,0 +1,225 @@
+// The three matrix products of a pass, by fused multiply-adds on register tiles (kRows rows x two vectors of columns):
+// similarities, weights times values, and transposed weights times values. A product type owns the layout of its
+// operands, and says of packed ones whether they are beyond what it can multiply; what is done with a tile of similarities in between is reducer.inl.h.
+// Included once per instruction set, inside its namespace and target region; includes nothing.
+//
+// Layouts of Fma:
+//   rows     [tile][feature][row in tile]
+//   panels   [panel][feature][column in panel]
+//   values   [panel of features][column][feature in panel]      contiguous, where rows of the matrix would collide
+//   weights  [panel][tile][row in tile][column in panel]
+
+template <class T_>
+struct Fma {
+  using T = T_;
+  static constexpr int64_t kRows =
+      FASTCL_TILE_ROWS;  // with two vectors of columns, the tile that just fits the registers
+  static constexpr int64_t kColumns = 2 * kLanes<T>;
+  static constexpr int64_t kCell = kRows * kColumns;
+  static constexpr int64_t kStrip = 256;  // columns between two rounds of values
+  static constexpr bool kRaw = false;     // packed operands carry their factors
+  using Tile = Vec<T>[kRows][2];
+
+  static int64_t whole_panels(int64_t features) { return (features + kColumns - 1) / kColumns * kColumns; }
+  static int64_t row_elements(int64_t features) { return kRows * features; }
+  static int64_t panel_elements(int64_t features) { return kColumns * features; }
+  static int64_t value_elements(int64_t columns, int64_t features) { return columns * whole_panels(features); }
+  static int64_t column_sum_elements(int64_t features) { return kColumns * whole_panels(features); }
+  static int64_t column_scratch(int64_t tiles, int64_t features) { return tiles * kRows * whole_panels(features); }
+
+  static void begin() {}
+  static void end() {}
+
+  // Rows [first, first + count) as one tile, zeros below.
+  static bool pack_rows(Matrix m, const T* factor, int64_t features, int64_t first, int64_t count, T* rows) {
+    transpose_rows<T, kRows>(m, factor, features, first, count, rows);
+    return false;
+  }
+
+  static bool pack_panel(Matrix m, const T* factor, int64_t features, int64_t first, int64_t count, T* panel) {
+    transpose_rows<T, kColumns>(m, factor, features, first, count, panel);
+    return false;
+  }
+
+  // x = rows * panel in three moves, for products that work while something else is done: here all of it is in `read`.
+  struct Result {};
+  static void issue(const T*, const T*, int64_t) {}
+  static void take(Result&) {}
+
+  // Long rows are summed in chunks: one chain over a thousand features would round worse than the BLAS that users
+  // compare with.
+  static inline __attribute__((always_inline)) void read(const Result&, const T* rows, const T* panel, int64_t features,
+                                                         const T* /*factor: in the rows*/, Tile& x) {
+    constexpr int64_t kChunk = 256;
+    multiply_chunk(rows, panel, features < kChunk ? features : kChunk, x);
+    for (int64_t d = kChunk; d < features; d += kChunk) {
+      alignas(64) T total[kCell];
+      store_tile(total, x);
+      multiply_chunk(rows + d * kRows, panel + d * kColumns, features - d < kChunk ? features - d : kChunk, x);
+      const Tile& before = *reinterpret_cast<const Tile*>(total);
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < kRows; ++r) {
+        x[r][0] += before[r][0];
+        x[r][1] += before[r][1];
+      }
+    }
+  }
+
+  // Rows [first, first + count) of the matrix times their factors; `extra` is one more feature.
+  static bool pack_values(Matrix m, const T* factor, const T* extra, int64_t features, int64_t first, int64_t count,
+                          int64_t stride, T* values) {
+    const int64_t whole = whole_panels(features + (extra != nullptr ? 1 : 0));
+    for (int64_t c = 0; c < count; ++c) {
+      const int64_t row = first + c;
+      const T f = factor != nullptr ? factor[row] : T(1);
+      with_row(m, features, row, [&](const auto* x) {
+        int64_t d = 0;
+        for (; d + kColumns <= features; d += kColumns) {
+          T* v = values + d * stride + c * kColumns;
+          for (int64_t i = 0; i < kColumns; ++i) v[i] = T(widen(x[d + i])) * f;
+        }
+        if (d == whole) return;
+        T* v = values + d * stride + c * kColumns;
+        for (int64_t i = 0; i < kColumns; ++i) v[i] = d + i < features ? T(widen(x[d + i])) * f : T(0);
+        if (extra != nullptr) v[features - d] = extra[row];
+      });
+    }
+    return false;
+  }
+
+  // out[tile] += weights * values over one strip of columns.
+  static void accumulate(const T* weights, int64_t tiles, int64_t columns, const T* values, int64_t features,
+                         const T* /*factor: in the values*/, const T* extra, T* out) {
+    const int64_t wanted = features + (extra != nullptr ? 1 : 0), stride = whole_panels(wanted);
+    for (int64_t d = 0; d < wanted; d += kColumns) {
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        const T* w = weights + tile * kCell;
+        T* to = out + tile * kRows * stride + d;
+        if (wanted - d > kLanes<T>) {
+          accumulate_tile<2>(w, tiles * kCell, columns, values + d * kStrip, stride, to);
+        } else {
+          accumulate_tile<1>(w, tiles * kCell, columns, values + d * kStrip, stride, to);
+        }
+      }
+    }
+  }
+
+  // Values for sum_columns; factor and extra count from the first row, and rows up to whole tiles are zeros.
+  static bool pack_column_values(Matrix m, const T* factor, const T* extra, int64_t features, int64_t first,
+                                 int64_t count, int64_t tiles, T* values) {
+    const int64_t rows = tiles * kRows, whole = whole_panels(features + (extra != nullptr ? 1 : 0));
+    pack_values(m, factor - first, extra != nullptr ? extra - first : nullptr, features, first, count, rows, values);
+    for (int64_t d = 0; d < whole; d += kColumns) {
+      __builtin_memset(values + d * rows + count * kColumns, 0, (rows - count) * kColumns * sizeof(T));
+    }
+    return false;
+  }
+
+  // sums[panel] (+)= weights^T * values over all rows of a part; sums are [panel of features][column][feature].
+  static void sum_columns(const T* weights, int64_t tiles, const T* values, int64_t features,
+                          const T* /*factor: in the values*/, const T* extra, bool add, T* sums) {
+    const int64_t rows = tiles * kRows, wanted = features + (extra != nullptr ? 1 : 0);
+    for (int64_t d = 0; d < wanted; d += kColumns) {
+      for (int64_t c = 0; c < kColumns; c += kGroup) {
+        T* to = sums + d * kColumns + c * kColumns;
+        if (wanted - d > kLanes<T>) {
+          sum_group<2>(weights + c, rows, values + d * rows, add, to);
+        } else {
+          sum_group<1>(weights + c, rows, values + d * rows, add, to);
+        }
+      }
+    }
+  }
+
+  static void write_sums(const T* sums, int64_t columns, int64_t features, T* out, T* out_extra) {
+    for (int64_t c = 0; c < columns; ++c) {
+      for (int64_t d = 0; d < features; d += kColumns) {
+        const int64_t count = features - d < kColumns ? features - d : kColumns;
+        __builtin_memcpy(out + c * features + d, sums + d * kColumns + c * kColumns, count * sizeof(T));
+      }
+      const int64_t d = features / kColumns * kColumns;
+      if (out_extra != nullptr) out_extra[c] = sums[d * kColumns + c * kColumns + features - d];
+    }
+  }
+
+ private:
+  static constexpr int64_t kGroup = kRows >= 12 ? 8 : 4;  // columns whose sums are in registers together
+
+  static inline __attribute__((always_inline)) void multiply_chunk(const T* rows, const T* panel, int64_t features,
+                                                                   Tile& x) {
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < kRows; ++r) x[r][0] = x[r][1] = Vec<T>{};
+    for (int64_t d = 0; d < features; ++d) {
+      const Vec<T> k0 = load(panel), k1 = load(panel + kLanes<T>);
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < kRows; ++r) {
+        const Vec<T> q = splat(rows[r]);
+        x[r][0] += q * k0;
+        x[r][1] += q * k1;
+      }
+      rows += kRows;
+      panel += kColumns;
+    }
+  }
+
+  static inline __attribute__((always_inline)) void store_tile(T* to, const Tile& x) {
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < kRows; ++r) {
+      store(to + r * kColumns, x[r][0]);
+      store(to + r * kColumns + kLanes<T>, x[r][1]);
+    }
+  }
+
+  // One tile and one panel of features, of which kVectors vectors are used; `step` from one panel of columns to the next.
+  template <int kVectors>
+  static inline void accumulate_tile(const T* weights, int64_t step, int64_t columns, const T* values, int64_t stride,
+                                     T* out) {
+    Vec<T> acc[kRows][kVectors] = {};
+    for (int64_t first = 0; first < columns; first += kColumns) {
+      const int64_t width = columns - first < kColumns ? columns - first : kColumns;
+      for (int64_t c = 0; c < width; ++c) {
+        Vec<T> value[kVectors];
+#pragma GCC unroll 2
+        for (int i = 0; i < kVectors; ++i) value[i] = load(values + i * kLanes<T>);
+#pragma GCC unroll 16
+        for (int64_t r = 0; r < kRows; ++r) {
+          const Vec<T> w = splat(weights[r * kColumns + c]);
+#pragma GCC unroll 2
+          for (int i = 0; i < kVectors; ++i) acc[r][i] += w * value[i];
+        }
+        values += kColumns;
+      }
+      weights += step;
+    }
+    for (int64_t r = 0; r < kRows; ++r) {
+      for (int i = 0; i < kVectors; ++i) {
+        T* to = out + r * stride + i * kLanes<T>;
+        store(to, load(to) + acc[r][i]);
+      }
+    }
+  }
+
+  template <int kVectors>
+  static inline void sum_group(const T* weights, int64_t rows, const T* values, bool add, T* sums) {
+    Vec<T> acc[kGroup][kVectors] = {};
+    for (int64_t row = 0; row < rows; ++row) {
+      Vec<T> value[kVectors];
+#pragma GCC unroll 2
+      for (int i = 0; i < kVectors; ++i) value[i] = load(values + i * kLanes<T>);
+#pragma GCC unroll 8
+      for (int64_t c = 0; c < kGroup; ++c) {
+        const Vec<T> w = splat(weights[c]);
+#pragma GCC unroll 2
+        for (int i = 0; i < kVectors; ++i) acc[c][i] += w * value[i];
+      }
+      weights += kColumns;
+      values += kColumns;
+    }
+    for (int64_t c = 0; c < kGroup; ++c) {
+      for (int i = 0; i < kVectors; ++i) {
+        T* to = sums + c * kColumns + i * kLanes<T>;
+        store(to, add ? load(to) + acc[c][i] : acc[c][i]);
+      }
+    }
+  }
+};

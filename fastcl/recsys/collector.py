@@ -1,0 +1,163 @@
+"""What every reader of interactions shares: the options, and the collector that numbers ids and gathers rows.
+
+A bad row is refused by name, or dropped and counted where that was asked for; nothing here parses, guesses or repairs.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import NamedTuple
+
+import numpy as np
+
+from fastcl.recsys.data_report import Tally
+from fastcl.recsys.options import one_of
+from fastcl.recsys.times import Clock
+
+ON_ERROR = ("raise", "skip")
+REPEATS = ("keep", "first")
+_MISSING_WORDS = frozenset({"nan", "null", "none", "<na>", "nat"})
+
+
+class Fault(NamedTuple):
+    """Why a row is refused: its place (a line, or a row of a table), a reason to count by and the whole story."""
+
+    place: int
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Options:
+    """The reading options of `Interactions.read`, checked."""
+
+    user: str = "user"
+    item: str = "item"
+    time: str | None = "time"
+    format: str | None = None
+    encoding: str = "utf-8"
+    quote: str = '"'
+    on_error: str = "raise"
+    repeats: str = "keep"
+
+    def __post_init__(self) -> None:
+        named = [self.user, self.item, *([self.time] if self.time else [])]
+        for option, name in zip(("user", "item", "time"), named, strict=False):
+            if not isinstance(name, str):
+                raise TypeError(f"{option}: expected a column name, got {name!r}")
+        if "" in named or len(set(named)) < len(named):
+            raise ValueError(f"user, item, time: expected different column names, got {', '.join(map(repr, named))}")
+        try:
+            io.TextIOWrapper(io.BytesIO(), encoding=self.encoding)
+        except LookupError:
+            raise ValueError(
+                f"encoding: expected a text encoding such as utf-8 or latin-1, got {self.encoding!r}"
+            ) from None
+        one_of(ON_ERROR, "on_error", self.on_error)
+        one_of(REPEATS, "repeats", self.repeats)
+        if self.quote not in ("", '"', "'"):
+            raise ValueError(f"quote: expected a quote character or '' for none, got {self.quote!r}")
+
+
+@dataclass
+class Log:
+    """Rows of a source in its order, by number: users and items in order of first appearance, from 0."""
+
+    users: tuple[str, ...]
+    items: tuple[str, ...]
+    user: np.ndarray  # int64 [P]
+    item: np.ndarray  # int64 [P]
+    time: np.ndarray | None  # int64 or float64 [P]
+    part: np.ndarray  # int8 [P], the number of the source that the row came from
+    tally: Tally
+    look_missing: int
+
+
+@dataclass
+class Collector:
+    """Takes rows piece by piece, refuses or drops the bad ones, and numbers the ids of the others."""
+
+    timed: bool
+    on_error: str
+    tally: Tally = field(default_factory=Tally)
+    part: int = 0
+
+    def __post_init__(self) -> None:
+        self._clock = Clock()
+        self._where: Callable[[int], str] = str
+        self._numbers: tuple[dict[str, int], dict[str, int]] = ({}, {})
+        self._columns: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+        self._times: list[np.ndarray] = []
+        self._parts: list[np.ndarray] = []
+        self._missing: tuple[set[int], set[int]] = (set(), set())
+
+    def start(self, source: str, format: str, encoding: str, where: Callable[[int], str]) -> None:
+        """The next source; `where` names a place in it."""
+        tally = self.tally
+        tally.source = f"{tally.source}, {source}" if tally.source else source
+        tally.format, tally.encoding, self._where = format, encoding, where
+
+    def add(
+        self,
+        places: Sequence[int],
+        users: list[str],
+        items: list[str],
+        times: list[str] | np.ndarray | None,
+        faults: Sequence[Fault] = (),
+    ) -> None:
+        """One piece: rows in order with the place of each, and the faults of what never became a row."""
+        values, bad = (None, {}) if times is None else self._clock.read(times)
+        self.tally.rows_read += len(users) + len(faults)
+        fresh = [set(names).difference(known) for names, known in zip((users, items), self._numbers, strict=True)]
+        for what, names, new in zip(("user", "item"), (users, items), fresh, strict=True):
+            blank = {name for name in new if not name or name.isspace()}
+            if blank:
+                fault = f"missing {what} id", f"empty {what} id"
+                bad |= {k: fault for k, name in enumerate(names) if name in blank}
+        for place, reason, message in sorted([*faults, *(Fault(places[k], *fault) for k, fault in bad.items())]):
+            text = f"{self._where(place)}: {message}"
+            if self.on_error == "raise":
+                raise ValueError(text)
+            self.tally.drop(reason, text)
+        if bad:
+            keep = np.ones(len(users), bool)
+            keep[list(bad)] = False
+            users, items = list(compress(users, keep)), list(compress(items, keep))
+            values = None if values is None else values[keep]
+        for names, number, new, column, missing in zip(
+            (users, items), self._numbers, fresh, self._columns, self._missing, strict=True
+        ):
+            for name in dict.fromkeys(names) if new else ():
+                if name in new:
+                    if name.lower() in _MISSING_WORDS:
+                        missing.add(len(number))
+                    number[name] = len(number)
+            column.append(np.fromiter(map(number.__getitem__, names), np.int64, len(names)))
+        if values is not None:
+            self._times.append(values)
+        self._parts.append(np.full(len(users), self.part, np.int8))
+
+    def finish(self) -> Log:
+        """Everything gathered. Raises ValueError where no row is left."""
+        user, item = (np.concatenate(column) if column else np.zeros(0, np.int64) for column in self._columns)
+        if not len(user):
+            raise ValueError(f"{self.tally.source}: no interactions in it" + self._because())
+        time = self._clock.join(self._times) if self.timed else None
+        looks = [np.isin(codes, list(missing)) for codes, missing in zip((user, item), self._missing, strict=True)]
+        users, items = (tuple(number) for number in self._numbers)
+        part = np.concatenate(self._parts)
+        return Log(users, items, user, item, time, part, self.tally, int((looks[0] | looks[1]).sum()))
+
+    def _because(self) -> str:
+        dropped = sum(self.tally.dropped.values())
+        return f", all {dropped:,} rows are bad ({self.tally.faults[0]}, ...)" if dropped else ""
+
+
+class Reader(NamedTuple):
+    """A source whose options are checked and of which nothing is read yet."""
+
+    timed: bool
+    read: Callable[[Collector], None]

@@ -1,0 +1,71 @@
+"""fastcl compare: runs side by side, seeds of the same settings together."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from fastcl.recsys import checkpoint, report
+from fastcl.recsys.commands.common import cutoffs
+from fastcl.recsys.commands.evaluate import add_metric_options, named_metrics, vectors_for
+from fastcl.recsys.commands.runs import add_run_options, groups_of, open_runs
+from fastcl.recsys.compare import Comparison, compare
+from fastcl.recsys.metrics import evaluate
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("compare", help="runs side by side: mean and spread over seeds, a paired test")
+    option = parser.add_argument
+    option("folders", nargs="+", metavar="RUN", help="on the same data; the others are tested against the first")
+    add_run_options(parser)
+    add_metric_options(parser)
+    option("--csv", metavar="FILE", help="write the table there")
+    option("--json", action="store_true", help="print everything as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    k = cutoffs("--k", args.k)
+    protocol = args.protocol or "full"
+    metrics = named_metrics(args.metrics, protocol)
+    runs, split, seen = open_runs(args.folders, args)
+    vectors = vectors_for(metrics, split)
+    options: dict[str, Any] = {"k": k, "seen": seen, "protocol": protocol, "metrics": metrics, "vectors": vectors}
+    groups = groups_of(runs)
+    found = compare({name: [run.model for run in members] for name, members in groups.items()}, split.test, **options)
+    # Floors take no part in the index or the tests.
+    for name, floor in report.floors(split, seen).items():
+        found.rows.append({"name": f"floor: {name}", "runs": 1, **evaluate(floor, split.test, **options)})
+    if args.csv:
+        checkpoint.write_text(Path(args.csv), found.to_csv())
+    if args.json:
+        folders = {name: [str(run.folder) for run in members] for name, members in groups.items()}
+        settings = {"k": k, "protocol": protocol, "seen": seen, "folders": folders}
+        print(json.dumps({**settings, "rows": found.rows, "tests": found.tests}, indent=1))
+    else:
+        print(_text(found))
+
+
+def _text(found: Comparison) -> str:
+    columns = [c for c in found.rows[0] if c not in ("name", "cases", "unseen_targets") and not c.endswith(" sd")]
+    rows = [[row["name"], *(_cell(row, column) for column in columns)] for row in found.rows]
+    parts = [report.table(["", *columns], rows)]
+    if found.tests:
+        tests = [
+            [test["name"], test["against"], test["metric"], f"{test['difference']:+.4f}",
+             f"{test['low']:+.4f} to {test['high']:+.4f}", f"{test['p']:.4f}"]
+            for test in found.tests
+        ]  # fmt: skip
+        parts.append(report.table(["", "against", "metric", "difference", "95%", "p"], tests))
+        parts.append("p: paired randomisation test over users, two-sided, not corrected for the number of tests")
+    return "\n\n".join(parts)
+
+
+def _cell(row: dict[str, Any], column: str) -> str:
+    if column not in row:
+        return "-"
+    if column == "runs":
+        return str(row[column])
+    value = report.number(column, row[column])
+    spread = row.get(f"{column} sd")
+    return value if spread is None else f"{value} ±{report.number(column, spread)}"

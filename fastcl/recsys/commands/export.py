@@ -1,0 +1,60 @@
+"""fastcl export: the item vectors of a run, as a NumPy file or a Faiss index."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from fastcl.recsys import checkpoint
+from fastcl.recsys.commands.common import read_data
+from fastcl.recsys.data import Histories, Items
+from fastcl.recsys.export import INDEX, WRITERS, export, require_faiss
+from fastcl.recsys.options import at_least
+from fastcl.recsys.recommend import known_histories
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("export", help="item vectors of a run, as a NumPy file or a Faiss index")
+    option = parser.add_argument
+    option("folder", metavar="RUN")
+    option("--to", choices=list(WRITERS), default="npy", help="faiss needs fastcl[ann] (default: %(default)s)")
+    option("--index", default=INDEX, help="Faiss index factory string (default: %(default)s)")
+    option("--queries", metavar="FILE", help="interactions to measure recall with (default: where training found them)")
+    option("-k", type=int, default=10, help="of recall@k (default: %(default)s)")
+    option("--seed", type=int, default=0, help="of the sample of queries")
+    option("-o", "--out", metavar="FOLDER", required=True)
+    option("--json", action="store_true", help="one JSON document on stdout: the content of export.json")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    at_least(1, "-k", args.k)
+    at_least(0, "--seed", args.seed)
+    if args.to == "faiss":
+        require_faiss()
+    config = checkpoint.read_config(args.folder)
+    model = checkpoint.load(args.folder)
+    queries = _queries(args.queries, config.get("data"), model.items) if args.to == "faiss" else None
+    found = export(model, args.out, args.to, queries=queries, k=args.k, index=args.index, seed=args.seed)
+    if args.json:
+        print(json.dumps(found))
+        return
+    print(f"{args.out}: {found['items']:,} vectors of {found['dim']} in {found['file']}, compare by inner product")
+    if "index" in found:
+        recall = next(f"{name} {value:.4f}" for name, value in found.items() if name.startswith("recall@"))
+        print(f"{found['index']}: {recall} against exact search, {found['query_count']:,} queries ({found['queries']})")
+
+
+def _queries(file: str | None, data: dict[str, Any] | None, items: Items) -> Histories | None:
+    """Histories of `file`, else of the run's data; None where that has moved or was not recorded."""
+    if file is None and data is None:
+        return None
+    try:
+        log = read_data({**(data or {}), **({} if file is None else {"path": file})})
+    except FileNotFoundError:
+        if file is not None:
+            raise
+        print("the run's data has moved: recall is measured with single items; see --queries", file=sys.stderr)
+        return None
+    known, _ = known_histories(items, log)
+    return known.take(known.lengths.nonzero()[0])

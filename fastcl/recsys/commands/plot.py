@@ -1,0 +1,50 @@
+"""fastcl plot: pictures of one or more runs."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from fastcl.recsys.commands.runs import Run, add_run_options, open_runs
+from fastcl.recsys.plot import plot
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("plot", help="pictures of runs: PNGs and one HTML page")
+    option = parser.add_argument
+    option("folders", nargs="+", metavar="RUN")
+    add_run_options(parser)
+    option("-o", "--out", required=True, metavar="FOLDER", help="pictures of the same names in it are overwritten")
+    option("--json", action="store_true", help="print the files as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    runs, split, seen = open_runs(args.folders, args)
+    names = [run.folder.resolve().name for run in runs]
+    if len(set(names)) < len(names):  # the same last part: the paths as they were given
+        names = [str(run.folder) for run in runs]
+    named = dict(zip(names, runs, strict=True))
+    print("measuring ...", file=sys.stderr, flush=True)
+    files = plot(
+        {name: run.model for name, run in named.items()},
+        split,
+        args.out,
+        logs={name: _log(run) for name, run in named.items()},
+        seeds={name: run.config.get("seed", 0) for name, run in named.items()},
+        seen=seen,
+    )
+    if args.json:
+        print(json.dumps({"files": [str(file) for file in files]}))
+    else:
+        print("\n".join(map(str, files)))
+
+
+def _log(run: Run) -> list[dict[str, Any]]:
+    path = run.folder / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged ({error})") from error

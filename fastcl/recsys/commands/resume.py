@@ -1,0 +1,28 @@
+"""fastcl resume: goes on with a run, or with all runs of a folder, that were interrupted."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fastcl.recsys import checkpoint, launch
+from fastcl.recsys.commands.train import print_result
+from fastcl.recsys.train import resume
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("resume", help="go on with a run that was interrupted")
+    option = parser.add_argument
+    option("folder", metavar="RUN", help="run folder, or one of several runs (--seed 1,2,3)")
+    option("--json", action="store_true", help="print the result as JSON, one document a run")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    checkpoint.require_safetensors()
+    top = Path(args.folder)
+    folders = sorted(path.parent for path in top.glob("seed-*/config.json"))
+    if (top / "config.json").exists() or not folders:
+        folders = [top]
+    with launch.processes(checkpoint.read_config(folders[0]).get("device", "cpu")):
+        for folder in folders:
+            print_result(folder, resume(folder), args.json)

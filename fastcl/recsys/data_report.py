@@ -1,0 +1,221 @@
+"""What a reader says about the data it read, and a split about what it held out: counts, not judgements.
+
+Nothing here reads or changes data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastcl.recsys import times
+
+if TYPE_CHECKING:
+    from fastcl.recsys.containers import Histories
+
+EXAMPLES = 5  # faults that are quoted in full; the others are counted only
+
+
+@dataclass
+class Tally:
+    """What the parsers note while they read."""
+
+    source: str = ""
+    format: str = ""
+    encoding: str = ""
+    rows_read: int = 0  # rows of data found, good or bad; blank lines and the header do not count
+    blank_lines: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)  # reason -> rows
+    faults: list[str] = field(default_factory=list)  # the first few, as "FILE:LINE: what"
+    cut_short: bool = False  # no line end behind the last line: whole, or cut in the middle of it
+
+    def drop(self, reason: str, fault: str) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        if len(self.faults) < EXAMPLES:
+            self.faults.append(fault)
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What `Interactions.read` found.
+
+    source, format, encoding: where and how it was read. rows_read: rows of data, good or bad. rows: interactions kept.
+    dropped: reason -> rows left out. faults: the first few bad rows in full. blank_lines: lines without anything.
+    cut_short: the last line has no line end (perhaps the file was cut).
+    ties: rows at the same time as the row before them in their user's history. tied_ends: users whose last row is tied
+        with the one before, so that ties="input" or "random" decides which one is the test target.
+    repeats: rows whose user had the item before. duplicates: those of them that repeat the time too.
+    short_users: users with fewer than 3 rows (they only train in "last-one"). longest, median_length: rows a user.
+    unsorted: rows that stand in the source behind a later row of their user.
+    look_missing: rows whose user or item is the text nan, null or none, kept as ids. spaced_ids: distinct ids that
+        begin or end with a space.
+    time_type: "int64", "float64" or None. time_unit: "s", "ms", "us", "ns" (a guess by size) or None. first, last:
+        the earliest and the latest time.
+    features: name -> items of the log that have a value. feature_rows_unused: items of the file that the log lacks.
+    """
+
+    source: str
+    format: str
+    encoding: str
+    rows_read: int
+    rows: int
+    users: int
+    items: int
+    dropped: Mapping[str, int]
+    faults: tuple[str, ...]
+    blank_lines: int
+    cut_short: bool
+    ties: int
+    tied_ends: int
+    duplicates: int
+    repeats: int
+    short_users: int
+    longest: int
+    median_length: float
+    unsorted: int
+    look_missing: int
+    spaced_ids: int
+    time_type: str | None
+    time_unit: str | None
+    first: float | None
+    last: float | None
+    features: Mapping[str, int]
+    feature_rows_unused: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers, strings, lists and dicts for json.dump."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """A readable text, one fact a line.
+
+        >>> from fastcl.recsys import bundled
+        >>> print(str(bundled("purchases").report).splitlines()[1])
+        152,543 rows, 2,345 users, 1,220 items
+        """
+        lines = [
+            f"{self.source} ({self.format}, {self.encoding})",
+            f"{self.rows:,} rows, {self.users:,} users, {self.items:,} items",
+            f"rows a user: median {self.median_length:g}, longest {self.longest:,}",
+            self._time_line(),
+        ]
+        facts = (
+            (self.short_users, "users have fewer than 3 rows: they train and are not evaluated"),
+            (self.ties, "rows share their time with the row before them in their user's history"),
+            (self.tied_ends, "users end in such a tie: the order of the rows decides their test target"),
+            (self.repeats, "rows repeat an item of their user"),
+            (self.duplicates, "of the repeats have the same time too"),
+            (self.unsorted, "rows stood behind a later row of their user (sorted now)"),
+            (self.look_missing, "rows have a user or item named nan, null or none (kept: text is text)"),
+            (self.spaced_ids, "ids begin or end with a space (kept: text is text)"),
+            (self.blank_lines, "blank lines"),
+            (self.feature_rows_unused, "items of the feature file are not in the log"),
+        )
+        lines += [f"{count:,} {what}" for count, what in facts if count]
+        lines += [f"feature {name}: {count:,} of {self.items:,} items have it" for name, count in self.features.items()]
+        if self.cut_short:
+            lines.append("the last line has no line end: is the file whole?")
+        lines += [f"dropped {count:,} of {self.rows_read:,}: {reason}" for reason, count in self.dropped.items()]
+        lines += [f"  {fault}" for fault in self.faults]
+        return "\n".join(lines)
+
+    def _time_line(self) -> str:
+        if self.first is None or self.last is None:
+            return "no times: the order of the rows is the order in time"
+        if self.time_unit is None:
+            return f"times {self.first:g} to {self.last:g} ({self.time_type}, of no unit that fits a date)"
+        first, last = (times.iso(time, self.time_unit) for time in (self.first, self.last))
+        return f"times {first} to {last} UTC ({self.time_type}, looks like {self.time_unit})"
+
+
+def describe(
+    tally: Tally, log: Histories, users: tuple[str, ...], items: tuple[str, ...], unsorted: int, look_missing: int
+) -> DataReport:
+    """The report of a log in time order; what item features add comes in later, by `dataclasses.replace`."""
+    lengths, times_ = log.lengths, log.time
+    row = np.repeat(np.arange(len(log)), lengths)
+    same_user = row[1:] == row[:-1]
+    tied = np.zeros(len(row), bool)
+    if times_ is not None:
+        tied[1:] = same_user & (times_[1:] == times_[:-1])
+    pair = row * (len(items) + 1) + log.item
+    order = np.argsort(pair, kind="stable")  # stable: within a pair the rows stay in time order
+    again = pair[order[1:]] == pair[order[:-1]]
+    twice = again & (times_[order[1:]] == times_[order[:-1]]) if times_ is not None else np.zeros(0, bool)
+    return DataReport(
+        source=tally.source,
+        format=tally.format,
+        encoding=tally.encoding,
+        rows_read=tally.rows_read,
+        rows=len(row),
+        users=len(users),
+        items=len(items),
+        dropped=dict(tally.dropped),
+        faults=tuple(tally.faults),
+        blank_lines=tally.blank_lines,
+        cut_short=tally.cut_short,
+        ties=int(tied.sum()),
+        tied_ends=int(tied[log.offsets[1:] - 1].sum()),
+        duplicates=int(twice.sum()),
+        repeats=int(again.sum()),
+        short_users=int((lengths < 3).sum()),
+        longest=int(lengths.max()),
+        median_length=float(np.median(lengths)),
+        unsorted=unsorted,
+        look_missing=look_missing,
+        spaced_ids=sum(name != name.strip() for names in (users, items) for name in names),
+        time_type=None if times_ is None else str(times_.dtype),
+        time_unit=None if times_ is None else times.unit_of(times_),
+        first=None if times_ is None else times_.min().item(),
+        last=None if times_ is None else times_.max().item(),
+        features={},
+        feature_rows_unused=0,
+    )
+
+
+@dataclass(frozen=True)
+class SplitReport:
+    """What a split holds out and what it cannot use.
+
+    how: "last-one", "time" or "files". at: the cut of "time", in the unit of the times. ties, seed: as given.
+    train_rows, valid_cases, test_cases: sizes. not_evaluated: users without a test case. held_out_unused: rows held out
+    of train that are no target (a user's later rows behind the first). unseen_targets: test targets that train never
+    shows. later_in_train: test cases whose target is earlier than some row of train; None without times.
+    """
+
+    how: str
+    at: float | None
+    ties: str
+    seed: int
+    train_rows: int
+    valid_cases: int
+    test_cases: int
+    not_evaluated: int
+    held_out_unused: int
+    unseen_targets: int
+    later_in_train: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers and strings for json.dump."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """A readable text, one fact a line."""
+        cut = "" if self.at is None else f" at {self.at:g}"
+        lines = [
+            f"split {self.how}{cut}: {self.train_rows:,} train rows, {self.valid_cases:,} validation cases, "
+            f"{self.test_cases:,} test cases"
+        ]
+        facts = (
+            (self.not_evaluated, "users have no test case"),
+            (self.held_out_unused, "rows are held out without being a target (a user's rows behind the first one)"),
+            (self.unseen_targets, "test targets never occur in train"),
+            (self.later_in_train or 0, "test targets are earlier than some row of train, which leaks the future"),
+        )
+        lines += [f"{count:,} {what}" for count, what in facts if count]
+        if self.later_in_train is None:
+            lines.append("without times it is unknown whether train holds what came later than the tests")
+        return "\n".join(lines)

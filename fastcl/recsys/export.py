@@ -1,0 +1,149 @@
+"""Item vectors for other programs: a NumPy file or a Faiss index, with the ids, and how much of what exact search
+finds the index finds.
+
+Inner products of `query_vectors` with what is written rank as the model does; that is checked, not assumed. Nothing
+trains here, and leaving out seen items is the caller's business.
+"""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fastcl.recsys.checkpoint import write_bytes, write_text
+from fastcl.recsys.data import Histories
+from fastcl.recsys.models import Model
+from fastcl.recsys.options import at_least, one_of
+
+QUERIES = 1000  # at most so many histories are looked up
+CHUNK = 100  # of them at once
+INDEX = "HNSW32"
+EF_SEARCH = 128  # candidates kept by a search of an HNSW index; Faiss's 16 loses too many among inner products
+
+
+class Written(NamedTuple):
+    file: str
+    content: bytes
+    search: Callable[[np.ndarray, int], np.ndarray] | None  # float32 [B, D], k -> rows of the vectors, int64 [B, k]
+
+
+def export(
+    model: Model,
+    folder: str | Path,
+    to: str = "npy",
+    *,
+    queries: Histories | None = None,
+    k: int = 10,
+    index: str = INDEX,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Writes the item vectors of a model in eval mode to `folder`, and returns what export.json holds.
+
+        vectors.npy   float32 [I, D], row r is the item ids[r]          to="npy"
+        index.faiss   the same vectors in the same order, indexed       to="faiss", needs the extra `ann`
+        ids.json      the I external ids
+        export.json   model, items, dim, metric; for "faiss" also the index, its recall@k and the queries
+
+    The metric is the inner product, and a query is `query_vectors(model, [["id", ...]])`: temperature, normalisation
+    and biases are part of the vectors.
+
+    Args:
+        queries: histories to measure recall with, 1000 of them at random where there are more; None: one click on a
+            random item each, which is not what real histories look like.
+        k: recall@k is the share of the k best items by exact search that the index finds, averaged over the queries.
+        index: a Faiss index factory string; trained where it needs that. HNSW searches with efSearch=128.
+        seed: of the sample of queries.
+
+    Files are replaced whole. Raises ValueError for a bad option, no queries, or a model whose scores no inner product
+    ranks; ImportError where Faiss is missing.
+
+    >>> from fastcl.recsys import SASRec, bundled
+    >>> model = SASRec(bundled("purchases").items, seed=0).eval()
+    >>> export(model, "index", to="faiss")["recall@10"]  # doctest: +SKIP
+    """
+    one_of(WRITERS, "to", to)
+    at_least(1, "k", k)
+    ids = model.items.ids
+    k = min(k, len(ids))
+    rng = np.random.default_rng(seed)
+    about = {"queries": "single items"} if queries is None else {"queries": "histories"}
+    if queries is None:
+        queries = Histories.from_lists(rng.integers(1, len(ids) + 1, (QUERIES, 1)).tolist())
+    if not len(queries):
+        raise ValueError("queries: expected at least one history, got none")
+    queries = queries.take(np.sort(rng.permutation(len(queries))[:QUERIES]))
+    with torch.inference_mode():
+        vectors = model.item_vectors()[1:].float().contiguous()
+        written = WRITERS[to](vectors.numpy(force=True), index)
+        recall = _recall(model, vectors, queries, k, written.search)
+    found = {"model": model.name, "items": len(ids), "dim": vectors.shape[1], "metric": "inner product"}
+    found |= {"file": written.file}
+    if recall is not None:
+        found |= {"index": index, f"recall@{k}": recall, "query_count": len(queries), **about}
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bytes(folder / written.file, written.content)
+    write_text(folder / "ids.json", json.dumps(ids, ensure_ascii=False) + "\n")
+    write_text(folder / "export.json", json.dumps(found, indent=2) + "\n")
+    return found
+
+
+def _recall(
+    model: Model,
+    vectors: torch.Tensor,
+    queries: Histories,
+    k: int,
+    search: Callable[[np.ndarray, int], np.ndarray] | None,
+) -> float | None:
+    """Recall@k of `search`, None without one; ValueError where exact search does not find the model's own k best."""
+    hits = 0
+    for start in range(0, len(queries), CHUNK):
+        histories = queries.take(np.arange(start, min(start + CHUNK, len(queries))))
+        query = model.encode(histories).float()
+        exact = (query @ vectors.T).topk(k).indices
+        scores = model.scores(histories)[:, 1:]
+        best = scores.topk(k).values
+        # By score, not by item: rounding may swap two items that the model scores alike.
+        if not torch.allclose(scores.gather(1, exact), best, rtol=1e-4, atol=1e-4 * float(best.abs().max())):
+            raise ValueError(f"model: expected scores that inner products rank, got others from {model.name}")
+        if search is not None:
+            near = torch.from_numpy(search(query.numpy(force=True), k)).to(exact.device)
+            hits += int((near[:, :, None] == exact[:, None]).sum())
+    return None if search is None else hits / (len(queries) * k)
+
+
+def _npy(vectors: np.ndarray, index: str) -> Written:
+    file = io.BytesIO()
+    np.save(file, vectors)
+    return Written("vectors.npy", file.getvalue(), None)
+
+
+def _faiss(vectors: np.ndarray, index: str) -> Written:
+    faiss = require_faiss()
+    try:
+        built = faiss.index_factory(vectors.shape[1], index, faiss.METRIC_INNER_PRODUCT)
+        if not built.is_trained:
+            built.train(vectors)
+        built.add(vectors)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0].rpartition(": ")[2]
+        raise ValueError(f"index: expected a Faiss factory string that fits, got {index!r} ({reason})") from error
+    if index.startswith("HNSW"):
+        built.hnsw.efSearch = EF_SEARCH
+    return Written("index.faiss", faiss.serialize_index(built).tobytes(), lambda query, k: built.search(query, k)[1])
+
+
+WRITERS: dict[str, Callable[[np.ndarray, str], Written]] = {"npy": _npy, "faiss": _faiss}
+
+
+def require_faiss() -> Any:
+    """The module faiss; ImportError with the remedy where the `ann` extra is missing."""
+    try:
+        import faiss
+    except ImportError as error:
+        raise ImportError("a Faiss index needs the package faiss-cpu: pip install 'fastcl[ann]'") from error
+    return faiss

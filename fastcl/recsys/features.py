@@ -1,0 +1,90 @@
+"""Item features: a table with one row an item, whose cells hold one value or several behind a separator.
+
+Every column but the item's becomes a categorical feature; numbers are values like any other text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fastcl.recsys import columns
+from fastcl.recsys.collector import Options
+from fastcl.recsys.containers import Feature, Items
+from fastcl.recsys.header import column_of
+from fastcl.recsys.textfiles import DELIMITERS, format_of, open_table, open_text, pieces
+
+
+def read_columns(path: Path, format: str, encoding: str = "utf-8", quote: str = '"') -> dict[str, list[str]]:
+    """All columns of a table file, by name. Raises ValueError "FILE:LINE: what" at the first bad row."""
+    with open_text(path, encoding) as (text, _):
+        header, first, dialect = open_table(path, format, Options(encoding=encoding, quote=quote), text)
+        cells: list[list[str]] = [[] for _ in header]
+        for piece in pieces(text, first, len(header), dialect, encoding):
+            if piece.faults:
+                line, _, message = min(piece.faults)
+                raise ValueError(f"{path}:{line}: {message}")
+            for column, more in zip(cells, piece.columns, strict=True):
+                column += more
+    return dict(zip(header, cells, strict=True))
+
+
+def join(
+    items: Items,
+    source: Any,
+    *,
+    item: str,
+    columns_of: Sequence[str] | None,
+    separator: str,
+    title: str | None,
+    encoding: str,
+    quote: str,
+) -> tuple[Items, int]:
+    """The items with the titles and features of `source`, and how many of its items the log does not have.
+
+    source: a table file or table in memory with a column `item`. columns_of: the features; None: every other column.
+    Items without a row have no values. Raises ValueError where an item has two rows.
+    """  # fmt: skip
+    table, where = _table(source, encoding, quote)
+    ids = table[list(table)[column_of(where, list(table), "item_features", item)]]
+    row = dict(zip(ids, range(len(ids)), strict=True))
+    if len(row) < len(ids):
+        twice = next(name for k, name in enumerate(ids) if row[name] != k)
+        raise ValueError(f"{where}: expected one row an item, got several of {twice!r}")
+    names = [name for name in table if name not in (item, title)] if columns_of is None else list(columns_of)
+    for name in (*names, *([title] if title else [])):
+        column_of(where, list(table), "item_features", name)
+    at = [row.get(name) for name in items.ids]
+
+    def cells(name: str) -> list[str]:
+        return ["" if k is None else table[name][k] for k in at]
+
+    made = {
+        name: Feature.from_labels([_values(cell, separator) for cell in cells(name)]) for name in names
+    }  # fmt: skip
+    titles = tuple(cells(title)) if title else items.titles
+    return Items(items.ids, titles, {**items.features, **made}), len(row.keys() - set(items.ids))
+
+
+def _values(cell: str, separator: str) -> list[str]:
+    values = cell.split(separator) if separator else [cell]
+    return list(dict.fromkeys(value.strip() for value in values if value.strip()))
+
+
+def _table(source: Any, encoding: str, quote: str) -> tuple[dict[str, list[str]], str]:
+    if isinstance(source, str | Path):
+        path = Path(source)
+        # RecBole's .item has the typed header of its .inter.
+        kind = "inter" if path.suffix == ".item" else format_of(path, None)
+        if kind not in DELIMITERS:
+            raise ValueError(f"item_features: expected a table, got {source} (a sequence file)")
+        return read_columns(path, kind, encoding, quote), str(path)
+    names = [str(name) for name in (source if hasattr(source, "keys") else getattr(source, "columns", ()))]
+    found = {
+        name: [columns.text_of(value) or "" for value in columns.column(source, "item_features", name).tolist()]
+        for name in names
+    }
+    if not names or len({len(column) for column in found.values()}) > 1:
+        raise ValueError("item_features: expected a table file or columns of one length")
+    return found, "item_features"

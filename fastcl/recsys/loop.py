@@ -1,0 +1,139 @@
+"""One epoch of training: batches into optimiser steps, with a falling learning rate, mixed precision, several batches a
+step and several processes.
+
+It knows models only through `batches`, `steps`, `targets`, `loss` and `after_step`; no validation, no files.
+"""
+
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastcl.recsys import launch
+from fastcl.recsys.data import Split
+from fastcl.recsys.models import Model
+from fastcl.recsys.state import Progress, Settings
+
+T = TypeVar("T")
+
+
+@dataclass
+class Run:
+    """A training under way. folder: None where nothing is written."""
+
+    model: Model
+    split: Split
+    settings: Settings
+    folder: Path | None
+    optimizer: torch.optim.Adam
+    progress: Progress
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of an epoch."""
+        return -(-self.model.steps(self.split.train) // self.settings.accumulate)
+
+
+def new_run(model: Model, split: Split, settings: Settings, folder: Path | None) -> Run:
+    # beta2 = 0.98 as in the code of both papers: rarely clicked items move too far under 0.999.
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, betas=(0.9, 0.98), fused=True)
+    return Run(model, split, settings, folder, optimizer, Progress())
+
+
+def epoch(run: Run, save: Callable[[], None], label: str) -> float:
+    """The rest of the epoch that `run.progress` stands in; returns the mean loss of its steps.
+
+    save: called between two steps once `save_every` seconds have passed since the last time. label: of the bar on a
+    terminal, "" for none.
+    """
+    model, settings, progress = run.model, run.settings, run.progress
+    number = len(progress.history) + 1
+    if progress.step == 0:
+        # Dropout differs between the processes, the order of the batches must not.
+        torch.manual_seed(int(np.random.SeedSequence((settings.seed, number, launch.rank())).generate_state(1)[0]))
+    batches = model.batches(run.split.train, np.random.default_rng((settings.seed, number)))
+    groups = itertools.islice(_grouped(batches, settings.accumulate), progress.step, None)
+    model.train()
+    total = torch.full((), progress.total, dtype=torch.float64, device=model.device)
+    begun, before = time.perf_counter(), progress.seconds
+    saved = begun
+    steps = run.steps
+    for group in _bar(groups, steps, progress.step, label):
+        done = (number - 1) * steps + progress.step
+        for options in run.optimizer.param_groups:
+            options["lr"] = settings.lr * (1.0 - done / (settings.epochs * steps))
+        total += step(run, group)
+        progress.step += 1
+        late = time.perf_counter() - saved >= settings.save_every
+        if run.folder is not None and progress.step < steps and _agreed(late, model.device):
+            progress.total = _finite(float(total), number, settings.lr)
+            progress.seconds = before + time.perf_counter() - begun
+            save()
+            saved = time.perf_counter()
+    progress.total = _finite(float(total), number, settings.lr)
+    progress.seconds = before + time.perf_counter() - begun
+    return progress.total / max(steps, 1)
+
+
+def step(run: Run, batches: list[Any]) -> Tensor:
+    """One optimiser step; returns its loss, the mean over the targets of all its batches in all processes."""
+    model, optimizer = run.model, run.optimizer
+    precision = torch.autocast(model.device.type, torch.bfloat16, enabled=run.settings.precision == "bfloat16")
+    alone = len(batches) == 1 and launch.count() == 1
+    weights = [1 if alone else model.targets(batch) for batch in batches]
+    optimizer.zero_grad()
+    sums = torch.zeros(2, dtype=torch.float64, device=model.device)
+    for batch, weight in zip(batches, weights, strict=True):
+        if weight:
+            with precision:
+                loss = model.loss(batch)
+            (loss if alone else loss * weight).backward()
+            sums += torch.stack([loss.detach().double() * weight, sums.new_tensor(weight)])
+            if batch is not batches[-1]:
+                model.after_step(batch)
+    if not alone:
+        sums = launch.add(sums)
+        launch.add_gradients(model.parameters())
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= sums[1]
+    optimizer.step()
+    if weights[-1]:
+        model.after_step(batches[-1])
+    return sums[0] / sums[1]
+
+
+def _agreed(wish: bool, device: torch.device) -> bool:
+    """The first process's wish: the clocks differ, and all must save together."""
+    return bool(launch.add(torch.tensor(float(wish and launch.leads()), device=device))) if launch.count() > 1 else wish
+
+
+def _finite(loss: float, number: int, lr: float) -> float:
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"loss: expected a finite number, got {loss} in epoch {number}; try a lower lr than {lr}"
+        )
+    return loss
+
+
+def _grouped(batches: Iterator[T], size: int) -> Iterator[list[T]]:
+    while group := list(itertools.islice(batches, size)):
+        yield group
+
+
+def _bar(batches: Iterable[T], total: int, done: int, label: str) -> Iterable[T]:
+    if label and sys.stderr.isatty():
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            return batches
+        return tqdm(batches, total=total, initial=done, desc=label, leave=False, file=sys.stderr)
+    return batches

@@ -1,0 +1,202 @@
+"""BERT4Rec (Sun et al. 2019, "BERT4Rec: Sequential Recommendation with Bidirectional Encoder Representations from
+Transformer"): a Transformer that sees both sides of a click and learns to fill in the covered ones.
+
+The model only: config, encoding, losses, batches. Data, metrics and the training loop live in their own files.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fastcl
+from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, newest, pack, windows
+from fastcl.recsys.data import PAD, Histories, Items
+from fastcl.recsys.layers import PostBlock
+from fastcl.recsys.models.base import Model
+from fastcl.recsys.options import above, at_least, between, one_of
+
+
+def full_softmax(hidden: Tensor, table: Tensor, bias: Tensor, target: Tensor, drawn: Tensor) -> Tensor:
+    """The paper's loss (its Eq. 7 and 8): cross-entropy over the whole item table."""
+    return fastcl.linear_cross_entropy(hidden, table[1:], target - 1, bias=bias[1:])
+
+
+def sampled_softmax(hidden: Tensor, table: Tensor, bias: Tensor, target: Tensor, drawn: Tensor) -> Tensor:
+    """Softmax over the target and items drawn uniformly for the whole batch, each counting for I / samples others."""
+    others = bias[drawn] + math.log((len(table) - 1) / len(drawn))
+    return fastcl.sampled_softmax(
+        hidden,
+        F.embedding(target, table),
+        F.embedding(drawn, table),
+        ids=target,
+        negative_ids=drawn,
+        log_q=-bias[target],
+        negative_log_q=-others,
+    )
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "softmax": full_softmax,
+    "sampled": sampled_softmax,
+}
+
+
+@dataclass(frozen=True)
+class BERT4RecConfig:
+    """dim must be a multiple of heads; `batch` counts windows of at most max_len clicks (in serving, the mask token is
+    one of them).
+
+    mask_rate: share of a window's clicks that are covered, at least one (the paper's best: 0.2 on ML-1M, 0.6 on
+        Beauty). last_only: share of the windows in which the newest click alone is covered, as in serving.
+    loss: "softmax" (all items) or "sampled" (`samples` items drawn uniformly a batch).
+    """
+
+    dim: int = 64
+    blocks: int = 2
+    heads: int = 2
+    max_len: int = 50
+    dropout: float = 0.2
+    attention_dropout: float = 0.2
+    batch: int = 64
+    mask_rate: float = 0.2
+    last_only: float = 0.1
+    loss: str = "softmax"
+    samples: int = 512
+    lr: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "blocks", "heads", "batch", "samples"):
+            at_least(1, name, getattr(self, name))
+        at_least(2, "max_len", self.max_len)
+        for name in ("dropout", "attention_dropout"):
+            between(0.0, 1.0, name, getattr(self, name))
+        for name in ("mask_rate", "lr"):
+            above(0.0, name, getattr(self, name))
+        for name in ("mask_rate", "last_only"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name}: expected a share from 0 to 1, got {getattr(self, name)}")
+        one_of(LOSSES, "loss", self.loss)
+        if self.dim % self.heads:
+            raise ValueError(f"dim: expected a multiple of heads={self.heads}, got {self.dim}")
+
+
+class Batch(NamedTuple):
+    clicks: Packed
+    item: Tensor  # int64 [n], the mask token where covered
+    covered: Tensor  # int64 [m], which of the n are, rising
+    target: Tensor  # int64 [m], the items under the cover
+    drawn: Tensor  # int64 [samples], items for the sampled loss
+
+
+class BERT4Rec(Model):
+    """Bidirectional Transformer over a click history; the state at a mask token put behind it is scored against the
+    item table, by inner products and a bias an item.
+
+    Post-LN blocks with GELU, and before the table LN(GELU(W h + b)) (the paper's Eq. 7, with the normalisation of its
+    code). Row I+1 of the table is the mask token: neither padding nor an item, never scored. Attention leaves padding
+    out, and every other layer sees real clicks only. Positions count back from the newest click, so that the one to
+    fill in when serving is also the best trained one (the authors' code counts from the oldest). Long histories train
+    as windows that share one click with their neighbour.
+
+    Args:
+        items: the item table; the ids outside belong to it.
+        seed: of the initial weights.
+        options: fields of `BERT4RecConfig`.
+
+    >>> from fastcl.recsys import BERT4Rec, Histories, Items
+    >>> model = BERT4Rec(Items(ids=("a", "b", "c")), dim=8, seed=0)
+    >>> model.scores(Histories.from_lists([[1, 2], [3]])).shape
+    torch.Size([2, 4])
+    """
+
+    name = "bert4rec"
+    Config = BERT4RecConfig
+
+    def __init__(self, items: Items, *, seed: int = 0, **options: Any) -> None:
+        config = BERT4RecConfig(**options)
+        super().__init__(items, config)
+        self.mask = len(items) + 1
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.item = nn.Embedding(len(items) + 2, config.dim, padding_idx=PAD)
+            self.position = nn.Embedding(config.max_len, config.dim)
+            self.norm = nn.LayerNorm(config.dim, eps=1e-12)
+            self.dropout = nn.Dropout(config.dropout)
+            self.blocks = nn.ModuleList(
+                PostBlock(config.dim, config.heads, config.dropout, config.attention_dropout)
+                for _ in range(config.blocks)
+            )
+            self.head = nn.Sequential(nn.Linear(config.dim, config.dim), nn.GELU(), nn.LayerNorm(config.dim, eps=1e-12))
+            for module in self.modules():
+                if isinstance(module, nn.Linear | nn.Embedding):
+                    nn.init.normal_(module.weight, std=0.02)
+                if isinstance(module, nn.Linear):
+                    nn.init.zeros_(module.bias)
+        self.bias = nn.Parameter(torch.zeros(len(items) + 1))
+        with torch.no_grad():
+            self.item.weight[PAD] = 0.0
+
+    def forward(self, item: Tensor, clicks: Packed) -> Tensor:
+        """item [n] -> the state of each click, [n, D]."""
+        age = clicks.length[clicks.row] - 1 - clicks.position
+        x = self.dropout(self.norm(self.item(item) + self.position(age)))
+        real = torch.arange(clicks.width, device=x.device) < clicks.length[:, None]
+        for block in self.blocks:
+            x = block(x, clicks, real[:, None, None])
+        return x
+
+    def encode(self, histories: Histories) -> Tensor:
+        """[B, D+1], the state at a mask token behind the newest max_len - 1 clicks, and a 1 for the items' bias."""
+        spans = newest(histories, self.config.max_len - 1)
+        clicks = pack(spans._replace(stop=spans.stop + 1), self.device)
+        item = self.tensor(np.append(histories.item, self.mask)[clicks.source])
+        item[clicks.last] = self.mask
+        return F.pad(self.head(self(item, clicks)[clicks.last]), (0, 1), value=1.0)
+
+    def item_vectors(self) -> Tensor:
+        """[I+1, D+1], the item table without the mask token, and each item's bias."""
+        return torch.cat([self.item.weight[:-1], self.bias[:, None]], 1)
+
+    def loss(self, batch: Batch) -> Tensor:
+        hidden = self.head(self(batch.item, batch.clicks)[batch.covered])
+        return LOSSES[self.config.loss](hidden, self.item.weight[:-1], self.bias, batch.target, batch.drawn)
+
+    def steps(self, train: Histories) -> int:
+        return batch_count(self._windows(train), self.config.batch)
+
+    def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
+        """One epoch: every window once, newly covered."""
+        for spans in bucketed(self._windows(train), self.config.batch, rng, self.share):
+            clicks = pack(spans, self.device)
+            covered = np.flatnonzero(cover(clicks, self.config.mask_rate, self.config.last_only, rng))
+            item = train.item[clicks.source]
+            target = item[covered]
+            item[covered] = self.mask
+            drawn = rng.integers(1, len(self.items) + 1, self.config.samples)
+            yield Batch(clicks, *(self.tensor(array) for array in (item, covered, target, drawn)))
+
+    def _windows(self, histories: Histories) -> Spans:
+        return windows(histories, self.config.max_len - 1)
+
+
+def cover(clicks: Packed, rate: float, last_only: float, rng: np.random.Generator) -> np.ndarray:
+    """bool [n]: in each span max(1, round(rate * length)) clicks drawn at random, or, in a share last_only of the
+    spans, the newest click alone.
+    """
+    row, length = clicks.row.numpy(force=True), clicks.length.numpy(force=True)
+    first = length.cumsum() - length
+    # Sorted by row and then by chance, the k-th place of a row holds its k-th click drawn.
+    order = np.lexsort((rng.random(len(row)), row))
+    drawn = np.empty(len(row), np.int64)
+    drawn[order] = np.arange(len(row)) - first[row]
+    covered = drawn < np.maximum(1, np.rint(rate * length))[row]
+    newest_alone = rng.random(len(length)) < last_only
+    covered[newest_alone[row]] = False
+    covered[(first + length - 1)[newest_alone]] = True
+    return covered

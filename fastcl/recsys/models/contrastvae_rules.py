@@ -1,0 +1,180 @@
+"""Where ContrastVAE's paper and its authors' program part: two `Rules`, CLEAN and PAPER_CODE, and the functions that
+they name. Everything that `compat` changes is here.
+
+No network and no batching: the model asks its rules wherever the two differ.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastcl.recsys.batching import Packed, Spans, pack, windows
+from fastcl.recsys.data import PAD, Cases, Histories, Scorer
+from fastcl.recsys.metrics import evaluate
+
+# (mu, sigma, alpha, dropout rate, training) -> z, all [n, D] but alpha, which broadcasts
+Sampler = Callable[[Tensor, Tensor, Tensor | float, float, bool], Tensor]
+
+
+class Rules(NamedTuple):
+    """The choices in which the paper's mathematics and the authors' program differ."""
+
+    spans: Callable[[Histories, int], Spans]  # what of the histories trains, in pieces of at most max_len + 1
+    lay: Callable[[np.ndarray, int, torch.device], Packed]  # lengths [B], max_len -> positions; source -1 is padding
+    attention: Callable[[Packed, Tensor], Tensor | None]  # additive mask [B, 1, L, L]; None: causal, nothing else
+    alone: Sampler  # z where there is one view (AVAE)
+    first: Sampler  # z of the first of two views
+    second: Sampler  # z of the second one
+    varied: Sampler  # z of the second one under variational augmentation
+    follow: Callable[[np.ndarray], np.ndarray]  # order [m] of an augmented view -> clicks it predicts, 0..n
+    evaluate: Callable[..., dict[str, float]]  # (model, cases, counts=, k=) -> metrics
+    better: Callable[[Mapping[str, float], Mapping[str, float]], bool]  # is the new validation result worth keeping?
+    options: Mapping[str, Any]  # defaults of the config that differ
+
+
+def packed(lengths: np.ndarray, max_len: int, device: torch.device) -> Packed:
+    """Real clicks only."""
+    stop = lengths.cumsum()
+    return pack(Spans(stop - lengths, stop, np.arange(len(lengths))), device)
+
+
+def left_padded(lengths: np.ndarray, max_len: int, device: torch.device) -> Packed:
+    """max_len positions a row, the newest click in the last one, padding (source -1) in front."""
+    start = max_len - lengths
+    place = np.tile(np.arange(max_len), len(lengths))
+    first = np.repeat(lengths.cumsum() - lengths - start, max_len)
+    clicks = packed(np.full(len(lengths), max_len), max_len, device)
+    return clicks._replace(source=np.where(place >= np.repeat(start, max_len), first + place, -1))
+
+
+def newest_window(histories: Histories, length: int) -> Spans:
+    """The newest window of each history, where it has one: older clicks of a long history never train."""
+    spans = windows(histories, length)
+    return spans.take(np.flatnonzero(spans.stop == histories.offsets[1:][spans.row]))
+
+
+def causal(clicks: Packed, item: Tensor) -> None:
+    """Padding lies behind the real clicks, out of a causal mask's reach."""
+
+
+def causal_and_real(clicks: Packed, item: Tensor) -> Tensor:
+    """-10,000 on later positions and on padding; a padding position, all of whose keys are hidden, looks at them
+    all.
+    """
+    real = clicks.pad(item) != PAD  # [B, L]
+    seen = real[:, None, None, :] & torch.ones(clicks.width, clicks.width, dtype=torch.bool, device=item.device).tril()
+    return (~seen).float() * -1e4
+
+
+def sampled(mu: Tensor, sigma: Tensor, alpha: Tensor | float, rate: float, training: bool) -> Tensor:
+    """mu + alpha sigma eps in training, the mean mu otherwise."""
+    return mu + alpha * sigma * torch.randn_like(sigma) if training else mu
+
+
+def sampled_else_above(mu: Tensor, sigma: Tensor, alpha: Tensor | float, rate: float, training: bool) -> Tensor:
+    """mu + sigma eps in training, mu + sigma otherwise."""
+    return mu + sigma * torch.randn_like(sigma) if training else mu + sigma
+
+
+def above(mu: Tensor, sigma: Tensor, alpha: Tensor | float, rate: float, training: bool) -> Tensor:
+    """mu + sigma, never any noise."""
+    return mu + sigma
+
+
+def dropped(mu: Tensor, sigma: Tensor, alpha: Tensor | float, rate: float, training: bool) -> Tensor:
+    """mu + dropout(sigma)."""
+    return mu + F.dropout(sigma, rate, training)
+
+
+def own_next(order: np.ndarray) -> np.ndarray:
+    """The view's own next click, and after its last one what followed its newest click in the history."""
+    return np.append(order[1:], order.max() + 1)
+
+
+def original_next(order: np.ndarray) -> np.ndarray:
+    """The click that followed this place in the history, whatever stands in it now."""
+    return 1 + np.arange(len(order))
+
+
+def full_ranking(model: Scorer, cases: Cases, counts: np.ndarray, k: tuple[int, ...]) -> dict[str, float]:
+    """recall@k and ndcg@k among all items but those of the history."""
+    found = evaluate(model, cases, counts=counts, k=k)
+    return {name: value for name, value in found.items() if name.startswith(("recall", "ndcg"))}
+
+
+def seen_at_zero(model: Any, cases: Cases, counts: np.ndarray, k: tuple[int, ...]) -> dict[str, float]:
+    """recall@k and ndcg@k among all rows of the embedding table, padding and mask token too, where items of the
+    history have score 0: above every candidate with a negative one.
+    """
+    gains: dict[str, float] = {f"{name}@{cutoff}": 0.0 for name in ("recall", "ndcg") for cutoff in k}
+    with torch.inference_mode():
+        for start in range(0, len(cases), 256):
+            rows = np.arange(start, min(start + 256, len(cases)))
+            history = cases.history.take(rows)
+            scores = model.logits(history)  # [B, I+2]
+            scores[np.repeat(np.arange(len(rows)), history.lengths), history.item] = 0.0
+            target = scores.gather(1, torch.from_numpy(cases.target[rows])[:, None])
+            rank = 1.0 + (scores > target).sum(1).double() + 0.5 * ((scores == target).sum(1) - 1)
+            for cutoff in k:
+                hit = rank <= cutoff
+                gains[f"recall@{cutoff}"] += float(hit.sum()) / len(cases)
+                gains[f"ndcg@{cutoff}"] += float((hit / torch.log2(rank + 1.0)).sum()) / len(cases)
+    return gains
+
+
+def by_ndcg(new: Mapping[str, float], kept: Mapping[str, float]) -> bool:
+    return new["ndcg@20"] > kept["ndcg@20"]
+
+
+def by_either(new: Mapping[str, float], kept: Mapping[str, float]) -> bool:
+    """Better in one of the two, whatever happened to the other."""
+    return new["recall@10"] > kept["recall@10"] or new["ndcg@10"] > kept["ndcg@10"]
+
+
+CLEAN = Rules(
+    spans=windows,
+    lay=packed,
+    attention=causal,
+    alone=sampled,
+    first=sampled,
+    second=sampled,
+    varied=sampled,
+    follow=own_next,
+    evaluate=full_ranking,
+    better=by_ndcg,
+    options={},
+)
+
+PAPER_CODE = Rules(
+    spans=newest_window,
+    lay=left_padded,
+    attention=causal_and_real,
+    alone=sampled_else_above,
+    first=above,
+    second=dropped,
+    varied=lambda mu, sigma, alpha, rate, training: sampled(mu, sigma, alpha, rate, True),
+    follow=original_next,
+    evaluate=seen_at_zero,
+    better=by_either,
+    options={
+        "dim": 128,
+        "heads": 4,
+        "positions": "oldest",  # of max_len, padding included, so that the newest click always has the same
+        "dropout": 0.3,
+        "batch": 256,
+        "reconstruction": "bce",
+        "debias": 0.0,
+        "contrast": "nt_xent",
+        "contrast_weight": 0.3,
+        "temperature": 0.5,
+        "kl_weight": 0.3,
+        "kl_steps": 10_000,
+        "lr": 1e-3,
+    },
+)
+
+RULES: dict[str, Rules] = {"none": CLEAN, "paper-code": PAPER_CODE}

@@ -1,0 +1,100 @@
+"""The drawing of every picture: numbers in, matplotlib figures out, PNG bytes at the end. Nothing is measured or read
+here, and matplotlib is imported only when something is drawn."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Draw = Callable[[Any], None]  # draws into matplotlib Axes
+
+
+def side_by_side(*draws: Draw) -> Any:
+    """A figure of one panel a function, in rows of two; ImportError without matplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("pictures need the package matplotlib: pip install 'fastcl[recsys]'") from error
+    columns = min(len(draws), 2)
+    rows = -(-len(draws) // columns)
+    figure = Figure(figsize=(5.2 * columns, 3.8 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes, draw in zip(panels, draws, strict=False):
+        draw(axes)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.3)
+    for axes in panels[len(draws) :]:
+        axes.remove()
+    return figure
+
+
+def png(figure: Any) -> bytes:
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=120)
+    return data.getvalue()
+
+
+def curves(axes: Any, values: Mapping[str, Sequence[float]], title: str, label: str) -> None:
+    """One line a name, over epochs from 1."""
+    for name, line in values.items():
+        axes.plot(range(1, len(line) + 1), line, marker="o", markersize=3, label=name)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(title=title, xlabel="epoch", ylabel=label)
+    axes.legend(fontsize=8)
+
+
+def impressions(axes: Any, shares: Mapping[str, Sequence[float]], title: str) -> None:
+    """CLRec's Fig. 3 and 4: share of impressions per log2 bucket of train clicks, one line a name, the first
+    one grey."""
+    first, *others = shares  # what the others are held against: grey, so that a name has one colour in all pictures
+    axes.plot(shares[first], color="gray", linestyle="--", marker="o", markersize=3, label=first)
+    for name in others:
+        axes.plot(shares[name], marker="o", markersize=3, label=name)
+    buckets = max(map(len, shares.values()))
+    axes.set_xticks(range(buckets), ["0", *(str(2**b) for b in range(buckets - 1))], rotation=45)
+    axes.set(title=title, xlabel="clicks in train, from", ylabel="share")
+    axes.legend(fontsize=8)
+
+
+def bars(axes: Any, values: Mapping[str, float], title: str, label: str) -> None:
+    """One bar a name, with its value."""
+    drawn = axes.bar(range(len(values)), list(values.values()), color=[f"C{n}" for n in range(len(values))])
+    axes.bar_label(drawn, fmt="%.4g", fontsize=8)
+    turn = {"rotation": 20, "ha": "right"} if len(values) > 3 else {}
+    axes.set_xticks(range(len(values)), list(values), fontsize=8, **turn)
+    axes.margins(y=0.12)
+    axes.set(title=title, ylabel=label)
+
+
+def groups(axes: Any, reports: Mapping[str, Sequence[Mapping[str, Any]]], metric: str, title: str, label: str) -> None:
+    """One line a name over the groups of `by_group`; all names have the same groups."""
+    for name, rows in reports.items():
+        axes.plot([row[metric] for row in rows], marker="o", markersize=3, label=name)
+    first = next(iter(reports.values()))
+    axes.set_xticks(range(len(first)), [f"{row['group']}\n({row['cases']:,})" for row in first], fontsize=8)
+    axes.set_ylim(bottom=0)
+    axes.set(title=title, xlabel=label, ylabel=metric)
+    axes.legend(fontsize=8)
+
+
+def corruption(axes: Any, reports: Mapping[str, Sequence[Mapping[str, Any]]], kind: str, metric: str) -> None:
+    """One line a name over the ratios of `robustness`."""
+    for name, rows in reports.items():
+        of_kind = [row for row in rows if row["kind"] == kind]
+        axes.plot([row["ratio"] for row in of_kind], [row[metric] for row in of_kind], marker="o", markersize=3,
+                  label=name)  # fmt: skip
+    axes.set_ylim(bottom=0)
+    axes.set(title=f"Robustness: random {kind}", xlabel="share of the history's items", ylabel=metric)
+    axes.legend(fontsize=8)
+
+
+def queues(axes: Any, replays: Mapping[str, Mapping[str, Sequence[float]]], key: str, title: str, label: str) -> None:
+    """One line a name over the steps of an epoch, of `queue_replay`."""
+    for name, replay in replays.items():
+        axes.plot(replay["step"], replay[key], label=name)
+    axes.set_ylim(bottom=0)
+    axes.set(title=title, xlabel="step of the first epoch", ylabel=label)
+    axes.legend(fontsize=8)

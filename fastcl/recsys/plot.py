@@ -1,0 +1,239 @@
+"""Pictures of runs: measures what they show, writes the numbers, one PNG each and one self-contained HTML page.
+
+The drawing is pictures.py's, the measuring that of metrics, groups and robustness; nothing here trains.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastcl.recsys import pictures, report
+from fastcl.recsys.checkpoint import write_bytes, write_text
+from fastcl.recsys.data import Histories, Scorer, Split
+from fastcl.recsys.groups import by_group
+from fastcl.recsys.measures import measure
+from fastcl.recsys.metrics import rank_cases
+from fastcl.recsys.models import CLRec, Model
+from fastcl.recsys.robustness import RATIOS, robustness
+
+K = (10, 40)
+METRICS = ("recall", "ndcg", "diversity", "coverage", "popularity", "gini")
+GROUPED = "recall@40"  # as in ContrastVAE's analysis
+DIAGNOSED = 512  # histories that a model's diagnostics are averaged over
+TRAINED = "training data"
+
+Numbers = dict[str, dict[str, Any]]
+
+
+def plot(
+    models: Mapping[str, Model],
+    split: Split,
+    out: str | Path,
+    *,
+    logs: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    seeds: Mapping[str, int] | None = None,
+    seen: str = "mask",
+    ratios: Sequence[float] = RATIOS,
+) -> list[Path]:
+    """Writes NAME.png for every picture, index.html with all of them, and numbers.json into the folder `out`.
+
+    models: name -> model in eval mode. logs: name -> the lines of its metrics.jsonl. seeds: name -> seed of its
+        training, for the replay of CLRec's queue. seen, ratios: as in `metrics.evaluate` and `robustness`.
+
+    Returns the files. Raises ImportError without matplotlib, before anything is measured.
+
+    >>> plot({"sasrec": load("runs/first")}, split, "pictures")  # doctest: +SKIP
+    """
+    pictures.side_by_side(lambda axes: None)
+    numbers = measured(models, split, logs or {}, seeds or {}, seen, ratios)
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    files, images = [], {}
+    for name, panels in _figures(numbers).items():
+        images[name] = pictures.png(pictures.side_by_side(*panels))
+        files.append(out / f"{name}.png")
+        write_bytes(files[-1], images[name])
+    write_text(out / "numbers.json", json.dumps(numbers, indent=1) + "\n")
+    write_text(out / "index.html", _page(numbers, images, split, seen))
+    return [*files, out / "numbers.json", out / "index.html"]
+
+
+def measured(
+    models: Mapping[str, Model],
+    split: Split,
+    logs: Mapping[str, Sequence[Mapping[str, Any]]],
+    seeds: Mapping[str, int],
+    seen: str,
+    ratios: Sequence[float],
+) -> Numbers:
+    """All numbers that the pictures show, by picture and name; of the floors, what does not need a model."""
+    numbers: Numbers = {"curves": {name: list(lines) for name, lines in logs.items() if lines}}
+    numbers |= {key: {} for key in ("results", "groups", "impressions", "robustness", "queue", "diagnostics")}
+    numbers["impressions"][TRAINED] = report.shown_shares(split.counts, split.counts)
+    scorers: dict[str, Scorer] = {**models, **report.floors(split, seen)}
+    for name, scorer in scorers.items():
+        found = rank_cases(scorer, split.test, k=K, seen=seen)
+        numbers["results"][name] = measure(found, METRICS)
+        numbers["groups"][name] = by_group(found, split.test)
+        if found.shown is not None and name in models:
+            numbers["impressions"][name] = report.shown_shares(found.shown[0], split.counts)
+    for name, model in models.items():
+        numbers["robustness"][name] = robustness(model, split.test, ratios=ratios, seen=seen)
+        if isinstance(model, CLRec):
+            numbers["queue"][name] = queue_replay(model, split.train, seeds.get(name, 0))
+        diagnostics = getattr(model, "diagnostics", None)
+        if callable(diagnostics):
+            few = split.test.history.take(np.arange(min(DIAGNOSED, len(split.test))))
+            numbers["diagnostics"][name] = diagnostics(few)
+    return numbers
+
+
+def queue_replay(model: CLRec, train: Histories, seed: int) -> dict[str, list[float]]:
+    """What CLRec's queue holds before each step of an epoch that begins with an empty one, batches in the order that
+    `seed` gives them. No vector is computed.
+
+    Returns lists of one number a step: "step" from 1; "age", mean steps since an entry was encoded; "oldest"; "hits",
+    the share of (row, queue entry) pairs in which the entry is the row's own target.
+
+    >>> from fastcl.recsys import CLRec, Histories, Items
+    >>> model = CLRec(Items(("a", "b")), dim=8, batch=2, negatives=4)
+    >>> queue_replay(model, Histories.from_lists([[1, 2], [1, 2], [1, 2], [1, 2]]), seed=0)
+    {'step': [1, 2], 'age': [0.0, 1.0], 'oldest': [0.0, 1.0], 'hits': [0.0, 1.0]}
+    """
+    capacity = model.queue.capacity
+    queued, pushed = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    replay: dict[str, list[float]] = {"step": [], "age": [], "oldest": [], "hits": []}
+    for step, batch in enumerate(model.batches(train, np.random.default_rng(seed)), start=1):
+        target = batch.target.numpy(force=True)
+        held = np.bincount(queued, minlength=len(model.items) + 1)
+        age = step - pushed
+        replay["step"].append(step)
+        replay["age"].append(float(age.mean()) if len(age) else 0.0)
+        replay["oldest"].append(float(age.max(initial=0)))
+        replay["hits"].append(float(held[target].mean() / max(len(queued), 1)))
+        queued = np.concatenate([queued, target])[-capacity:]
+        pushed = np.concatenate([pushed, np.full(len(target), step)])[-capacity:]
+    return replay
+
+
+def _figures(numbers: Numbers) -> dict[str, list[pictures.Draw]]:
+    """name of a picture -> its panels; only those that there are numbers for."""
+    found: dict[str, list[pictures.Draw]] = {}
+    if numbers["curves"]:
+        found["curves"] = [
+            partial(pictures.curves, values=_series(numbers["curves"], _is_loss), title="Training", label="loss"),
+            partial(
+                pictures.curves, values=_series(numbers["curves"], _is_gain), title="Validation", label="full ranking"
+            ),
+        ]
+    found["impressions"] = [
+        partial(pictures.impressions, shares=numbers["impressions"], title="Impressions in the top 10, by popularity")
+    ]
+    results = numbers["results"]
+    shown = {"diversity@10": "distinct items in all lists", "popularity@10": "mean train clicks of a shown item"}
+    found["diversity"] = [
+        partial(pictures.bars, values={name: r[key] for name, r in results.items()}, title=key, label=label)
+        for key, label in shown.items()
+    ]
+    labels = {"popularity": "train clicks of the target (cases)", "length": "items in the history (cases)"}
+    found["groups"] = [
+        partial(
+            pictures.groups,
+            reports={name: groups[by] for name, groups in numbers["groups"].items()},
+            metric=GROUPED,
+            title=f"Recall by {by}",
+            label=label,
+        )
+        for by, label in labels.items()
+    ]
+    found["robustness"] = [
+        partial(pictures.corruption, reports=numbers["robustness"], kind=kind, metric="recall@10")
+        for kind in ("delete", "replace")
+    ]
+    if numbers["queue"]:
+        of_queue = {"age": ("Age of the queue", "mean steps"), "hits": ("Accidental hits", "share of the queue")}
+        found["queue"] = [
+            partial(pictures.queues, replays=numbers["queue"], key=key, title=title, label=label)
+            for key, (title, label) in of_queue.items()
+        ]
+    diagnosed = numbers["diagnostics"]
+    keys = list(dict.fromkeys(key for values in diagnosed.values() for key in values))
+    if keys:
+        found["diagnostics"] = [
+            partial(pictures.bars, values={n: v[key] for n, v in diagnosed.items() if key in v}, title=key, label=key)
+            for key in keys
+        ]
+    return found
+
+
+def _is_loss(key: str) -> bool:
+    return key.startswith("loss")
+
+
+def _is_gain(key: str) -> bool:
+    return key.partition("@")[0] in ("ndcg", "recall")
+
+
+def _series(logs: Mapping[str, Sequence[Mapping[str, Any]]], wanted: Any) -> dict[str, list[float]]:
+    """Every wanted column of the logs as a line; a column of parts ({"name": number}) as one line a part."""
+    lines: dict[str, list[float]] = {}
+    for name, log in logs.items():
+        for key in filter(wanted, log[0]):
+            if isinstance(log[0][key], Mapping):
+                lines |= {f"{name} {part}": [row[key][part] for row in log] for part in log[0][key]}
+            else:
+                lines[f"{name} {key}"] = [row[key] for row in log]
+    return lines
+
+
+TEXTS = {
+    "curves": "Loss (with its parts where the model names them) and validation metrics after each epoch.",
+    "impressions": "Share of impressions per popularity bucket against the training data (CLRec, Fig. 3 and 4). "
+    "A model that follows the training line fits what was clicked; one to its left widens what is shown.",
+    "diversity": "Distinct items over all top-10 lists, and how often a recommended item was clicked in train.",
+    "groups": "Recall for rare and popular targets, and for short and long histories, all items ranked.",
+    "robustness": "Items of the test histories deleted or replaced at random; candidates stay the same.",
+    "queue": "CLRec's queue over one epoch from empty: how old its vectors are, and how often a negative is the row's "
+    "own positive.",
+    "diagnostics": "What the model says of its latent variables: a KL near 0 is posterior collapse, a variance near 0 "
+    "a point estimate.",
+}
+STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:68rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "img{max-width:100%;height:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
+    "td,th{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #ddd}td:first-child,th:first-child"
+    "{text-align:left}.table{overflow-x:auto}p{color:#555}"
+)
+
+
+def _page(numbers: Numbers, images: Mapping[str, bytes], split: Split, seen: str) -> str:
+    results = numbers["results"]
+    columns = [key for key in next(iter(results.values())) if key.endswith(f"@{K[0]}")]
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in ["", *columns])
+    body = "".join(
+        f"<tr><td>{html.escape(name)}</td>"
+        + "".join(f"<td>{report.number(column, result[column])}</td>" for column in columns)
+        + "</tr>\n"
+        for name, result in results.items()
+    )
+    counted = f"{len(split.users):,} users, {len(split.items):,} items, {int(split.counts.sum()):,} train clicks"
+    cases = next(iter(results.values()))
+    cases_text = f"{cases['cases']:,} test cases, {cases['unseen_targets']:,} of them with a target never seen in train"
+    parts = [
+        f"<h2>{name.capitalize()}</h2>\n<p>{html.escape(TEXTS[name])}</p>\n"
+        f'<img alt="{name}" src="data:image/png;base64,{base64.b64encode(image).decode()}">\n'
+        for name, image in images.items()
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>fastcl runs</title>'
+        f"<style>{STYLE}</style></head>\n<body>\n<h1>Runs</h1>\n<p>{counted}; {cases_text}; seen items: {seen}.</p>\n"
+        f'<div class="table"><table><tr>{head}</tr>\n{body}</table></div>\n{"".join(parts)}</body></html>\n'
+    )

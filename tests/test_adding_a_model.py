@@ -1,0 +1,88 @@
+"""docs/adding-a-model.md: its code is taken out and run as a user would, from Python and from the command line."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastcl.recsys import MODELS, Interactions, SASRec, cli, evaluate, fit, load, register
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PAGE = Path(__file__).parent.parent / "docs" / "adding-a-model.md"
+MODEL, USE = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+
+
+@pytest.fixture
+def pooled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """pooled.py in the current folder; what it registers is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("pooled.py").write_text(MODEL)
+    yield Path("pooled.py")
+    MODELS.pop("pooled", None)
+    sys.modules.pop("pooled", None)
+
+
+def table(path: Path) -> None:
+    """40 users who walk along a ring of 30 items."""
+    lines = ["user,item,time"]
+    for user, start in enumerate(np.random.default_rng(0).integers(0, 30, 40)):
+        lines += [f"u{user},i{(start + step) % 30},{step}" for step in range(8)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_the_page_trains_evaluates_loads_and_recommends(pooled: Path) -> None:
+    exec(compile(USE, PAGE.name, "exec"), {})
+    assert load("runs/pooled").name == "pooled"
+    # And it learns: a ring is easy.
+    table(Path("log.csv"))
+    split = Interactions.read("log.csv").split()
+    model = MODELS["pooled"](split.items, batch=32, seed=0)
+    fit(model, split, epochs=20, lr=1e-2, progress=False)
+    assert evaluate(model, split.test, counts=split.counts)["recall@10"] > 0.8  # chance: 10 of 23
+
+
+def test_the_command_line_uses_a_file_of_the_user(pooled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table(Path("log.csv"))
+    train = ["train", "log.csv", "--model", "pooled", "--set", "dim=8", "batch=16", "--epochs", "3", "-o", "run"]
+    with pytest.raises(SystemExit):
+        cli.main(train)
+    assert cli.main(["--use", "pooled.py", *train]) == 0
+    assert cli.main(["recommend", "run", "--history", "i3,i4", "-k", "3"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def test_a_run_folder_executes_nothing(pooled: Path) -> None:
+    """In a process of its own, where the model is unknown and its file lies in reach."""
+    table(Path("log.csv"))
+    command = ["train", "log.csv", "--model", "pooled", "--set", "dim=8", "batch=16", "--epochs", "1", "-o", "run"]
+    assert cli.main(["--use", "pooled.py", *command]) == 0
+    Path("pooled.py").write_text("raise SystemExit('ran')")
+    alone = [sys.executable, "-m", "fastcl.recsys", "recommend", "run", "--history", "i3"]
+    done = subprocess.run(alone, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 2
+    assert "got 'pooled'; a model of your own: `fastcl --use FILE ...`" in done.stderr
+    assert "ran" not in done.stderr.split()
+
+
+def test_a_file_that_fails_is_one_line(pooled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("broken.py").write_text("1 / 0")
+    for file, reason in (("broken.py", "ZeroDivisionError"), ("nowhere.py", "FileNotFoundError"), ("log.csv", "got")):
+        assert cli.main(["--use", file, "info"]) == 2
+        error = capsys.readouterr().err
+        assert reason in error
+        assert len(error.splitlines()) == 1
+
+
+def test_what_cannot_be_registered_is_refused() -> None:
+    with pytest.raises(TypeError, match="model: expected a subclass of Model, got <class 'int'>"):
+        register(int)  # type: ignore[type-var]
+    with pytest.raises(TypeError, match="expected a name and a dataclass Config in Nameless"):
+        register(type("Nameless", (SASRec,), {"name": ""}))
+    with pytest.raises(ValueError, match="expected a name that is free, got 'sasrec', which is SASRec"):
+        register(type("Other", (SASRec,), {}))

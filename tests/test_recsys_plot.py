@@ -1,0 +1,112 @@
+"""Pictures: the numbers behind them against slow counts, and the page as a reader without a network gets it."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastcl.recsys import CLRec, Histories, Interactions, Items, SASRec, cli, save
+from fastcl.recsys.plot import TRAINED, plot, queue_replay
+from fastcl.recsys.report import popularity_shares, shown_shares
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ITEMS = Items(tuple(f"i{n}" for n in range(30)))
+
+
+def log() -> Interactions:
+    rng = np.random.default_rng(0)
+    lists = [np.minimum(rng.geometric(0.1, 10), 30).tolist() for _ in range(40)]
+    return Interactions(ITEMS, tuple(f"u{n}" for n in range(40)), Histories.from_lists(lists))
+
+
+class Latent(SASRec):
+    """Stands for a model with latent variables."""
+
+    def diagnostics(self, histories: Histories) -> dict[str, float]:
+        return {"kl": float(len(histories)), "variance": 0.5}
+
+
+def test_shares_of_shown_items() -> None:
+    counts = np.array([0, 0, 1, 2, 3, 4, 9])
+    assert popularity_shares(np.array([[1, 2], [3, 4], [5, 6], [6, 6]]), counts) == [0.125, 0.125, 0.25, 0.125, 0.375]
+    assert shown_shares(np.array([0, 1, 1, 1, 1, 1, 3]), counts) == [0.125, 0.125, 0.25, 0.125, 0.375]
+
+
+def test_replay_is_what_the_queue_holds() -> None:
+    model = CLRec(ITEMS, dim=8, batch=16, negatives=64, time_cuts=())
+    split = log().split()
+    replay = queue_replay(model, split.train, seed=5)
+    for step, batch in enumerate(model.batches(split.train, np.random.default_rng(5))):
+        ids = model.queue.ids
+        held = [] if ids is None else ids.tolist()
+        pairs = [target == entry for target in batch.target.tolist() for entry in held]
+        assert replay["hits"][step] == pytest.approx(np.mean(pairs or [0.0]))
+        assert replay["oldest"][step] - min(step, 3) in (0, 1)  # 48 places for batches of 16, one of them smaller
+        model.loss(batch)
+        model.after_step(batch)
+    assert len(replay["age"]) == model.steps(split.train)
+
+
+class Sources(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.images: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.images += [value or "" for name, value in attributes if name == "src"]
+
+
+def test_page_and_pictures(tmp_path: Path) -> None:
+    split = log().split()
+    models = {
+        "<first>": SASRec(ITEMS, dim=8, seed=0).eval(),
+        "queue": CLRec(ITEMS, dim=8, batch=16, negatives=64, time_cuts=()).eval(),
+        "latent": Latent(ITEMS, dim=8, seed=1).eval(),
+    }
+    line = {"epoch": 1, "loss": 2.0, "recall@10": 0.1, "ndcg@10": 0.05}
+    parts = {"loss": 3.0, "loss_parts": {"kl": 1.0, "reconstruction": 2.0}, "ndcg@10": 0.1}
+    logs = {"<first>": [line, {**line, "loss": 1.0}], "latent": [parts, parts]}
+    files = plot(models, split, tmp_path / "out", logs=logs, ratios=(0.0, 0.5))
+    names = ["curves", "impressions", "diversity", "groups", "robustness", "queue", "diagnostics"]
+    assert [file.name for file in files] == [*(f"{name}.png" for name in names), "numbers.json", "index.html"]
+    assert all((tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in names)
+
+    numbers = json.loads((tmp_path / "out" / "numbers.json").read_text())
+    assert set(numbers["results"]) == {*models, "popularity", "co-occurrence"}
+    assert set(numbers["impressions"]) == {TRAINED, *models}
+    assert numbers["impressions"][TRAINED] == popularity_shares(split.train.item, split.counts)
+    assert numbers["diagnostics"] == {"latent": {"kl": 40.0, "variance": 0.5}}
+
+    page = (tmp_path / "out" / "index.html").read_text()
+    found = Sources()
+    found.feed(page)
+    assert len(found.images) == len(names)
+    assert all(source.startswith("data:image/png;base64,") for source in found.images)
+    assert not found.tags & {"script", "link", "iframe"}
+    assert not re.search(r"https?://|url\(", page)
+    assert "&lt;first&gt;" in page
+
+
+def test_plot_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "log.csv"
+    rows = [f"u{user},i{(user * 7 + step * step) % 20},{step}" for user in range(20) for step in range(6)]
+    table.write_text("user,item,time\n" + "\n".join(rows) + "\n")
+    run = tmp_path / "run"
+    save(SASRec(Interactions.read(table).items, dim=8).eval(), run, {"data": {"path": str(table)}})
+    (run / "metrics.jsonl").write_text('{"epoch": 1, "loss": 1.0, "recall@10": 0.1, "ndcg@10": 0.1}\n')
+    assert cli.main(["plot", str(run), "-o", str(tmp_path / "out"), "--json"]) == 0
+    files = json.loads(capsys.readouterr().out)["files"]
+    assert all(Path(file).is_file() for file in files)
+    assert "curves.png" in {Path(file).name for file in files}
+    (run / "metrics.jsonl").write_text("{broken\n")
+    assert cli.main(["plot", str(run), "-o", str(tmp_path / "out")]) == 2
+    assert "metrics.jsonl: damaged" in capsys.readouterr().err
+    assert torch.is_grad_enabled()

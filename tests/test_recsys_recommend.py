@@ -1,0 +1,210 @@
+"""Serving: ids in and out, unknown items, times, whole files, and vectors kept between calls."""
+
+import csv
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fastcl
+from fastcl.recsys import (
+    MODELS,
+    CLRec,
+    Histories,
+    Interactions,
+    Items,
+    SASRec,
+    cli,
+    fit,
+    query_vectors,
+    recommend,
+    recommend_users,
+    save,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+IDS = tuple(f"i{n}" for n in range(1, 41))
+ITEMS = Items(IDS)
+OPTIONS = {"dim": 16, "max_len": 7}
+
+
+def call(*arguments: str | Path) -> int:
+    return cli.main([str(a) for a in arguments])
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Three users; the second clicks on an unknown item, the third on nothing else."""
+    path = tmp_path / "log.csv"
+    path.write_text("user,item,time\nann,i1,1\nann,i2,2\nbob,new,5\nbob,i3,6\ncy,new,7\ncy,newer,8\n")
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    save(SASRec(ITEMS, seed=0, **OPTIONS), tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_scores_are_inner_products_with_the_item_vectors(name):
+    model = MODELS[name](ITEMS, seed=3, **OPTIONS).eval()
+    data = Histories.from_lists([[1, 2, 3], [4], [5, 6]])
+    with torch.inference_mode():
+        expected = model.encode(data) @ model.item_vectors().T
+        torch.testing.assert_close(model.scores(data)[:, 1:], expected[:, 1:])
+    query = torch.from_numpy(query_vectors(model, [["i1", "i2", "i3"], ["i4"], ["i5", "i6"]]))
+    torch.testing.assert_close((query @ model.item_vectors().T)[:, 1:], expected[:, 1:])
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_kept_item_vectors_follow_the_weights(name):
+    """Scores after training, loading or a change by hand are never those of older vectors."""
+    data = Histories.from_lists([[1, 2, 3], [4]])
+    model, other = (MODELS[name](ITEMS, seed=seed, **OPTIONS).eval() for seed in (3, 4))
+
+    def check() -> None:
+        with torch.no_grad():
+            torch.testing.assert_close(model.scores(data)[:, 1:], (model.encode(data) @ model.item_vectors().T)[:, 1:])
+
+    check()
+    model.load_state_dict(other.state_dict())
+    check()
+    with torch.no_grad():
+        next(p for n, p in model.named_parameters() if n.startswith("item")).mul_(2.0)
+    check()
+    optimizer = torch.optim.Adam(model.train().parameters(), lr=0.1, fused=True)  # counts no versions
+    model.encode(data).sum().backward()
+    optimizer.step()
+    model.eval()
+    check()
+
+
+def test_unknown_items_are_skipped_and_counted():
+    model = SASRec(ITEMS, seed=0, **OPTIONS).eval()
+    found = recommend(model, [["i3", "new", "i5", "new"], ["newer", "i7"]], k=4)
+    assert found == recommend(model, [["i3", "i5"], ["i7"]], k=4)
+    assert found.skipped == Counter({"new": 2, "newer": 1})
+    assert recommend(model, [["i3"]]).skipped == Counter()
+    with pytest.raises(ValueError, match=r"expected known items only \(strict\), got 2 unknown: 'new', 'newer'"):
+        recommend(model, [["i3", "new"], ["newer", "i7"]], strict=True)
+
+
+@pytest.mark.parametrize(
+    ("histories", "options", "error", "message"),
+    [
+        ([["i1"], ["x"]], {}, ValueError, r"an item that the model knows in row 1, got \['x'\]"),
+        ([[3]], {}, TypeError, "expected ids as strings, got 3 in row 0"),
+        ([["i1"]], {"k": 0}, ValueError, "k: expected at least 1, got 0"),
+        ([], {"seen": "hide"}, ValueError, "seen: expected one of mask, keep, got 'hide'"),
+        ([["i1", "i2"]], {"times": [[1]]}, ValueError, "times: expected as many in each row"),
+        ([["i3"], ["i1", "i2"]], {"times": [[9], [2, 1]]}, ValueError, "numbers that never fall, got 1 in row 1"),
+        ([["i1"], ["i2"]], {"times": [[1.0], [np.nan]]}, ValueError, "never fall, got nan in row 1"),
+    ],
+)
+def test_bad_input_is_refused(histories, options, error, message):
+    with pytest.raises(error, match=message):
+        recommend(SASRec(ITEMS, **OPTIONS).eval(), histories, **options)
+
+
+def test_times_of_the_history_reach_clrec():
+    model = CLRec(ITEMS, seed=0, **OPTIONS).eval()
+    ids, times = [["i1", "new", "i2"], ["i5"]], [[0, 10, 10**6], [7]]
+    found = recommend(model, ids, k=40, times=times)
+    plain = Histories.from_lists([[1, 2], [5]], [[0, 10**6], [7]])
+    for row, scores in zip(found, model.scores(plain).tolist(), strict=True):
+        assert [score for _, score in row] == pytest.approx([scores[int(item[1:])] for item, _ in row], abs=1e-5)
+    assert found[0] != recommend(model, ids, k=40)[0]
+
+
+def test_all_users_of_a_log_in_chunks(monkeypatch, log):
+    model = SASRec(ITEMS, seed=0, **OPTIONS).eval()
+    data = Interactions.read(log)
+    whole = recommend_users(model, data, k=3)
+    rows = dict(whole.rows)
+    assert list(rows) == ["ann", "bob"]
+    assert whole.left_out == ("cy",)
+    assert whole.skipped == Counter({"new": 2, "newer": 1})
+    for user, history in (("ann", ["i1", "i2"]), ("bob", ["i3"])):
+        (alone,) = recommend(model, [history], k=3)
+        assert [item for item, _ in rows[user]] == [item for item, _ in alone]
+        assert [score for _, score in rows[user]] == pytest.approx([score for _, score in alone], abs=1e-5)
+    scored: list[int] = []
+    monkeypatch.setattr(sys.modules["fastcl.recsys.recommend"], "SCORES", 1)  # the package's name is the function
+    monkeypatch.setattr(SASRec, "encode", lambda self, h, e=SASRec.encode: (scored.append(len(h)), e(self, h))[1])
+    assert [user for user, _ in recommend_users(model, data, k=3).rows] == ["ann", "bob"]
+    assert scored == [1, 1]
+    with pytest.raises(ValueError, match="strict"):
+        recommend_users(model, data, strict=True)
+
+
+def test_an_item_that_training_never_saw_can_be_recommended_and_clicked():
+    """Cold items of the table: no failure, and a place in the ranking."""
+    log = [["i1", "i2", "i3", "i4"], ["i2", "i3", "i4", "i5"], ["i3", "i4", "i5", "i9"]]
+    lists = [[IDS.index(item) + 1 for item in row] for row in log]
+    data = Interactions(ITEMS, ("a", "b", "c"), Histories.from_lists(lists))
+    split = data.split()
+    model = SASRec(ITEMS, seed=0, **OPTIONS)
+    fit(model, split, epochs=1, progress=False)
+    assert split.counts[9] == 0
+    (row,) = recommend(model, [["i9"]], k=100)
+    assert {item for item, _ in row} == set(IDS) - {"i9"}
+
+
+def test_command_for_a_history(run, capsys):
+    assert call("recommend", run, "--history", 'i3,"i5",nowhere', "-k", "4", "--json") == 0
+    shown = capsys.readouterr()
+    document = json.loads(shown.out)
+    assert (document["k"], document["seen"], document["skipped"]) == (4, "mask", {"nowhere": 1})
+    (entry,) = document["recommendations"]
+    model = SASRec(ITEMS, seed=0, **OPTIONS).eval()
+    assert [(item["item"], item["score"]) for item in entry["items"]] == recommend(model, [["i3", "i5"]], k=4)[0]
+    assert "skipped 1 of 3 unknown: nowhere" in shown.err
+    assert call("recommend", run, "--history", "i3,nowhere", "--strict") == 2
+    assert "1 unknown: 'nowhere'" in capsys.readouterr().err
+    assert call("recommend", run, "--history", "nowhere") == 2
+    assert call("recommend", run, "--history", "i3,i4", "--times", "5,x") == 2
+    assert "--times: expected numbers separated by commas, got 'x'" in capsys.readouterr().err
+    assert call("recommend", run, "--history", "i3,i4", "--times", "5,5.5") == 0
+
+
+def test_command_for_the_users_of_a_file(run, log, tmp_path, capsys):
+    out = tmp_path / "out.csv"
+    assert call("recommend", run, "--users", log, "-k", "2", "-o", out) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{out}: 4 rows, 2 users\n"
+    assert shown.err.splitlines() == ["skipped 3 of 6 unknown: new, newer", "left out 1 users without a known item: cy"]
+    with open(out, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["user"], row["rank"]) for row in rows] == [("ann", "1"), ("ann", "2"), ("bob", "1"), ("bob", "2")]
+    expected = recommend(SASRec(ITEMS, seed=0, **OPTIONS).eval(), [["i1", "i2"], ["i3"]], k=2)
+    flat = [entry for row in expected for entry in row]
+    assert [row["item"] for row in rows] == [item for item, _ in flat]
+    assert [float(row["score"]) for row in rows] == pytest.approx([score for _, score in flat], rel=1e-5)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["log.csv", "out.csv", "run"]
+
+    assert call("recommend", run, "--users", log, "-k", "2") == 0
+    assert capsys.readouterr().out == out.read_text()
+    assert call("recommend", run, "--users", log, "-o", out, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["left_out"] == ["cy"]
+    before = out.read_bytes()
+    assert call("recommend", run, "--users", log, "--strict", "-o", out) == 2
+    assert out.read_bytes() == before
+
+
+def test_info_and_bench_as_json(capsys, monkeypatch):
+    from fastcl.recsys.commands import bench
+    from fastcl.recsys.cost import Shape
+
+    assert call("info", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["isa"], found["models"]) == (fastcl.config()["isa"], list(MODELS))
+    monkeypatch.setattr(bench, "SHAPES", {"small": Shape("softmax", 64, 500, 16)})
+    assert call("bench", "--repetitions", "1", "--json") == 0
+    small = json.loads(capsys.readouterr().out)["results"]["small"]
+    assert 0 < small["difference"] < 1e-4
+    assert small["fused_ms"] > 0

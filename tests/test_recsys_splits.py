@@ -1,0 +1,245 @@
+"""Splits: which rows train, validate and test, that no target leaks, and that what is left out is counted.
+
+Numbers in comments are explained in test_recsys_reading.py.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcl.recsys.data import Histories, Interactions, Items, LeakageWarning
+from fastcl.recsys.models import MODELS, Model
+from fastcl.recsys.train import fit
+
+
+def lists(histories: Histories) -> list[list[int]]:
+    bounds = histories.offsets.tolist()
+    return [histories.item[a:b].tolist() for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+def times(histories: Histories) -> list[list[float]]:
+    assert histories.time is not None
+    bounds = histories.offsets.tolist()
+    return [histories.time[a:b].tolist() for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+def named(data: Interactions) -> dict[str, list[str]]:
+    return {
+        user: [data.items.ids[item - 1] for item in row] for user, row in zip(data.users, lists(data.log), strict=True)
+    }
+
+
+def write(path: Path, data: str | bytes) -> Path:
+    raw = data.encode() if isinstance(data, str) else data
+    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    with opener(path, "wb") as file:
+        file.write(raw)
+    return path
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=7), min_size=1, max_size=8).filter(
+        lambda r: max(map(len, r)) >= 3
+    )
+)
+def test_split_holds_out_the_last_two_and_leaks_nothing(rows: list[list[int]]) -> None:
+    items = Items(tuple("abcdef"))
+    users = tuple(f"u{u}" for u in range(len(rows)))
+    clock = [list(range(len(row))) for row in rows]
+    split = Interactions(items, users, Histories.from_lists(rows, clock)).split()
+    held = [u for u, row in enumerate(rows) if len(row) >= 3]
+    assert lists(split.train) == [row[:-2] if u in held else row for u, row in enumerate(rows)]
+    assert times(split.train) == [row[:-2] if u in held else row for u, row in enumerate(clock)]
+    for cases, back in ((split.valid, 2), (split.test, 1)):
+        assert cases.user.tolist() == held
+        assert lists(cases.history) == [rows[u][:-back] for u in held]
+        assert times(cases.history) == [clock[u][:-back] for u in held]
+        assert cases.target.tolist() == [rows[u][-back] for u in held]
+    flat = [item for row in lists(split.train) for item in row]
+    assert split.counts.tolist() == [flat.count(item) for item in range(7)]
+    assert (split.items, split.users) == (items, users)
+
+
+def test_split_refuses_what_it_cannot_do() -> None:
+    data = Interactions(Items(("a",)), ("u",), Histories.from_lists([[1, 1]]))
+    with pytest.raises(ValueError, match="at least 3 interactions, the longest has 2"):
+        data.split()
+    with pytest.raises(ValueError, match="how: expected one of last-one, time, got 'first-one'"):
+        data.split("first-one")
+
+
+# 6, 7: rows at equal times keep the order of the source, or a random one where asked; nothing sorts them by item.
+def test_ties_in_the_order_of_the_source_or_a_random_one() -> None:
+    order = list("cabfed")
+    log = {"user": ["u"] * 8 + ["v"] * 6, "item": ["x", *order, "y", *order], "time": [1] + [5] * 6 + [9] + [5] * 6}
+    data = Interactions.read(log)
+    assert named(data) == {"u": ["x", *order, "y"], "v": order}
+    assert data.report is not None
+    assert (data.report.ties, data.report.tied_ends) == (10, 1)
+    splits = [data.split(ties="random", seed=seed) for seed in range(8)]
+    whole = [
+        [data.items.ids[i - 1] for i in [*lists(s.test.history)[0], s.test.target[0]]] for s in splits
+    ]  # fmt: skip
+    assert all(row[0] == "x" and row[-1] == "y" and sorted(row[1:-1]) == sorted(order) for row in whole)
+    assert len({tuple(row) for row in whole}) > 4
+    assert len({int(s.test.target[1]) for s in splits}) > 2
+    again = data.split(ties="random", seed=3)
+    assert (again.test.history.item == splits[3].test.history.item).all()
+    assert again.report is not None
+    assert (again.report.ties, again.report.seed) == ("random", 3)
+    untimed = Interactions.read(log, time=None)
+    with pytest.raises(ValueError, match='ties: expected a log with times for "random"'):
+        untimed.split(ties="random")
+    with pytest.raises(ValueError, match="ties: expected one of input, random, got 'item'"):
+        data.split(ties="item")
+
+
+# 7: of an unsorted log the last in time is the test target, not the last in the file.
+def test_unsorted_logs() -> None:
+    data = Interactions.read({"user": list("uvuvuv"), "item": list("cCbBaA"), "time": [3, 3, 2, 2, 1, 1]})
+    split = data.split()
+    assert [data.items.ids[i - 1] for i in split.test.target] == ["c", "C"]
+    assert data.report is not None
+    assert data.report.unsorted == 4
+
+
+# 9: users with one or two rows train; that they have no case is counted.
+def test_short_users_train_and_are_counted() -> None:
+    data = Interactions.read({"user": list("abbccc"), "item": list("xxyxyz")}, time=None)
+    split = data.split()
+    assert lists(split.train) == [[1], [1, 2], [1]]
+    assert [data.users[u] for u in split.test.user] == ["c"]
+    assert data.report is not None
+    assert split.report is not None
+    assert (data.report.short_users, split.report.not_evaluated) == (2, 2)
+
+
+LOGS = st.lists(
+    st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(0, 9)), min_size=2, max_size=25
+)  # fmt: skip
+
+
+@given(LOGS, st.integers(1, 9))
+def test_a_cut_in_time_parts_what_comes_before_from_what_comes_after(log: list[tuple[str, str, int]], at: int) -> None:
+    users, items, clock = (list(column) for column in zip(*log, strict=True))
+    data = Interactions.read({"user": users, "item": items, "time": clock})
+    before = {u: [i for v, i, t in sorted(log, key=lambda row: row[2]) if v == u and t < at] for u in data.users}
+    after = {u: [i for v, i, t in sorted(log, key=lambda row: row[2]) if v == u and t >= at] for u in data.users}
+    tested = [u for u in data.users if before[u] and after[u]]
+    validated = [u for u in data.users if len(before[u]) > 1]
+    if not tested or not validated:
+        with pytest.raises(ValueError, match="at: expected a time that parts the log|split: expected users with"):
+            data.split("time", at)
+        return
+    split = data.split("time", at)
+
+    def names(histories: Histories) -> list[list[str]]:
+        return [[data.items.ids[i - 1] for i in row] for row in lists(histories)]
+
+    assert names(split.train) == [before[u][:-1] if len(before[u]) > 1 else before[u] for u in data.users]
+    assert [data.users[u] for u in split.test.user] == tested
+    assert names(split.test.history) == [before[u] for u in tested]
+    assert [data.items.ids[i - 1] for i in split.test.target] == [after[u][0] for u in tested]
+    assert [data.users[u] for u in split.valid.user] == validated
+    assert names(split.valid.history) == [before[u][:-1] for u in validated]
+    assert [data.items.ids[i - 1] for i in split.valid.target] == [before[u][-1] for u in validated]
+    report = split.report
+    assert report is not None
+    assert report.at == at
+    assert report.later_in_train == 0
+    assert report.held_out_unused == sum(map(len, after.values())) - len(tested)
+    assert report.train_rows + report.valid_cases + report.test_cases + report.held_out_unused == len(log)
+    shown = {item for row in names(split.train) for item in row}
+    assert report.unseen_targets == sum(after[u][0] not in shown for u in tested)
+
+
+def test_a_cut_may_be_a_date() -> None:
+    clock = [1_506_816_000_000 + 3_600_000 * k for k in range(-3, 3)]
+    data = Interactions.read({"user": ["u"] * 6, "item": list("abcdef"), "time": clock})
+    split = data.split("time", at="2017-10-01T01:00Z")
+    assert (lists(split.test.history), split.test.target.tolist()) == ([[1, 2, 3, 4]], [5])
+    for at, message in (
+        (None, "at: expected a number or an ISO date"),
+        ("soon", "at: expected a number in the unit of the times or an ISO date"),
+        ("1999-01-01", "at: expected a time that parts the log"),
+        (True, "at: expected a number in the unit"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            data.split("time", at)
+    with pytest.raises(ValueError, match='at: expected none with "last-one"'):
+        data.split("last-one", at=3)
+    with pytest.raises(ValueError, match='split: expected a log with times for "time"'):
+        Interactions.read({"user": ["u"] * 3, "item": list("abc")}, time=None).split("time", at=3)
+
+
+def test_leave_one_out_says_how_much_of_the_future_it_leaks() -> None:
+    # u ends at 3, before v's train rows (10, 11); v ends last.
+    log = {"user": list("uuuvvvv"), "item": list("abcabcd"), "time": [1, 2, 3, 10, 11, 12, 13]}
+    data = Interactions.read(log)
+    with pytest.warns(LeakageWarning, match="leaks the future: for 1 of 2 test cases") as caught:
+        split = data.split()
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert split.report is not None
+    assert split.report.later_in_train == 1
+    assert "1 test targets are earlier than some row of train" in str(split.report)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data.split("time", at=11.5)
+        untimed = Interactions.read(log, time=None).split().report
+    assert untimed is not None
+    assert untimed.later_in_train is None
+
+
+# 13: files that are split already: items that only the test has stay targets, and are counted.
+def test_files_that_are_split_already(tmp_path: Path) -> None:
+    head = "user,item,time\n"
+    train = write(tmp_path / "train.csv", head + "a,x,1\na,y,2\nb,x,1\nc,x,9\n")
+    valid = write(tmp_path / "valid.csv.gz", head + "a,z,3\nb,y,2\nnew,x,1\n")
+    test = write(tmp_path / "test.csv", head + "b,only-here,3\na,x,5\na,y,4\nnew,y,2\nlate,x,1\n")
+    split = Interactions.presplit(train, valid, test)
+    ids = split.items.ids
+    assert ids == ("x", "y", "z", "only-here")
+    assert split.users == ("a", "b", "c", "new", "late")
+    assert lists(split.train) == [[1, 2], [1], [1], [], []]
+    assert split.counts.tolist() == [0, 3, 1, 0, 0]
+    assert [(split.users[u], ids[t - 1]) for u, t in zip(split.valid.user, split.valid.target, strict=True)] == [
+        ("a", "z"), ("b", "y")
+    ]  # fmt: skip
+    assert [(split.users[u], ids[t - 1]) for u, t in zip(split.test.user, split.test.target, strict=True)] == [
+        ("a", "y"), ("b", "only-here"), ("new", "y")
+    ]  # fmt: skip
+    assert lists(split.test.history) == [[1, 2, 3], [1, 2], [1]]
+    assert split.report is not None
+    assert (split.report.how, split.report.unseen_targets) == ("files", 1)
+    assert (split.report.not_evaluated, split.report.held_out_unused) == (2, 3)
+    swapped = write(tmp_path / "swapped.csv.gz", "user,time,item\na,z,3\n")
+    with pytest.raises(ValueError, match=r"swapped\.csv\.gz:2: time 'z' is not"):
+        Interactions.presplit(train, swapped, test)
+    with pytest.raises(ValueError, match="sources: expected that all have times or none has, got both"):
+        Interactions.presplit(train, valid, write(tmp_path / "test.txt", "a x\n"))
+
+
+# 11: histories longer than a model's max_len are cut to the newest, by the model's own length and nothing else; and a
+# split may leave users without a train history.
+@pytest.mark.parametrize("model_class", MODELS.values(), ids=list(MODELS))
+def test_models_take_long_and_empty_histories(model_class: type[Model]) -> None:
+    log = [(f"u{u}", f"i{(u + step) % 9}", 100 * u + step) for u in range(12) for step in range(40)]
+    log += [(f"late{u}", f"i{u}", 5000 + u) for u in range(4)]
+    users, items, clock = (list(column) for column in zip(*log, strict=True))
+    split = Interactions.read({"user": users, "item": items, "time": clock}).split("time", at=1120)
+    assert (split.train.lengths == 0).any()
+    options = {"dim": 8, "max_len": 3, "batch": 16} | ({"negatives": 32} if model_class.name == "clrec" else {})
+    model = model_class(split.items, seed=0, **options)
+    fit(model, split, epochs=1, progress=False)
+    whole = model.scores(split.test.history)
+    assert torch.isfinite(whole[:, 1:]).all()
+    assert torch.equal(whole, model.scores(split.test.history.last(3)))

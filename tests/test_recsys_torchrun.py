@@ -1,0 +1,111 @@
+"""Several real processes train as one does: same losses, every case once, a queue each, exact resume."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from train_ranks import OPTIONS
+
+from fastcl.recsys import Interactions, SASRec, evaluate, fit, load
+from fastcl.recsys.batching import Spans, bucketed
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def torchrun(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run([*launcher, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """61 users, so that the validation cases do not divide by two, on walks of several speeds around 40 items."""
+    rng = np.random.default_rng(0)
+    lines = ["who,what,when"]
+    for user in range(61):
+        start = rng.integers(40)
+        steps = range(3 + user % 9)
+        lines += [f"u{user},i{(start + step * (1 + user % 3)) % 40},{1000 * user + 60 * step}" for step in steps]
+    path = tmp_path_factory.mktemp("data") / "log.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs")
+    torchrun(Path(__file__).with_name("train_ranks.py"), table, out)
+    return out
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_loss_curve_is_that_of_one_process(table: Path, runs: Path) -> None:
+    split = Interactions.read(table, user="who", item="what", time="when").split()
+    alone = fit(SASRec(split.items, seed=0, **OPTIONS[SASRec]), split, epochs=3, progress=False)
+    together = lines(runs / "sasrec")
+    assert len(together) == 3
+    assert alone[2]["loss"] < alone[0]["loss"] - 0.01
+    for ours, theirs in zip(together, alone, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+    # Each case of validation was counted once: the best weights score alone what both scored together.
+    best = [line for line in together if line["best"]][-1]
+    scores = evaluate(load(runs / "sasrec"), split.valid, counts=split.counts)
+    assert len(split.valid) % 2 == 1
+    for name in ("recall@10", "ndcg@10"):
+        assert best[name] == pytest.approx(scores[name], rel=1e-12)
+
+
+def test_every_process_has_its_own_queue_and_all_are_kept(runs: Path) -> None:
+    tensors = load_file(runs / "clrec" / "last.safetensors")
+    keys = [tensors[f"process/{rank}/buffer/queue._keys"] for rank in (0, 1)]
+    assert not torch.equal(*keys)
+    assert all(key.norm(dim=1).allclose(torch.ones(29), atol=1e-5) for key in keys), "a queue was not filled"
+
+
+def test_resume_of_several_processes_is_exact(runs: Path) -> None:
+    for name in ("last.safetensors", "model.safetensors"):
+        whole, stopped = load_file(runs / "clrec" / name), load_file(runs / "stopped" / name)
+        assert whole.keys() == stopped.keys()
+        for key, tensor in whole.items():
+            assert torch.equal(tensor, stopped[key]), key
+    whole_lines, stopped_lines = lines(runs / "clrec"), lines(runs / "stopped")
+    assert [line["loss"] for line in whole_lines] == [line["loss"] for line in stopped_lines]
+    assert [line["ndcg@10"] for line in whole_lines] == [line["ndcg@10"] for line in stopped_lines]
+
+
+def test_the_command(table: Path, runs: Path, tmp_path: Path) -> None:
+    settings = [f"{name}={value}" for name, value in OPTIONS[SASRec].items()]
+    columns = ["--user", "who", "--item", "what", "--time", "when"]
+    options = [*columns, "--epochs", "3", "--threads", "1", "--json", "-o", tmp_path / "run"]
+    done = torchrun("-m", "fastcl.recsys", "train", table, "--model", "sasrec", "--set", *settings, *options)
+    (printed,) = done.stdout.splitlines()
+    assert json.loads(printed)["epochs"] == 3
+    assert done.stderr.count("epoch 3/3") == 1
+    assert [line["loss"] for line in lines(tmp_path / "run")] == [line["loss"] for line in lines(runs / "sasrec")]
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["processes"] == 2
+
+
+@pytest.mark.parametrize("processes", [2, 3, 8])
+def test_the_shares_of_a_batch_make_it_up(processes: int) -> None:
+    lengths = np.random.default_rng(1).integers(1, 30, 101)
+    stop = lengths.cumsum()
+    spans = Spans(stop - lengths, stop, np.arange(101))
+    whole = list(bucketed(spans, 10, np.random.default_rng(2)))
+    shares = [list(bucketed(spans, 10, np.random.default_rng(2), (r, processes))) for r in range(processes)]
+    assert any(len(part.row) == 0 for share in shares for part in share)  # of the last batch, which has one span
+    for batch, *parts in zip(whole, *shares, strict=True):
+        assert sorted(np.concatenate([part.row for part in parts])) == sorted(batch.row)
+        assert max(len(part.row) for part in parts) - min(len(part.row) for part in parts) <= 1

@@ -1,0 +1,49 @@
+"""What two processes train together, for test_recsys_torchrun.py to compare: torchrun ... train_ranks.py TABLE FOLDER.
+
+SASRec; CLRec; and CLRec stopped within an epoch and resumed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from fastcl.recsys import CLRec, Interactions, SASRec, fit, launch, resume, state
+
+OPTIONS: dict[type, dict[str, Any]] = {
+    SASRec: {"dim": 16, "batch": 7, "max_len": 5, "dropout": 0.0},
+    CLRec: {"dim": 16, "batch": 21, "negatives": 50, "max_len": 5},
+}
+
+
+class Stop(Exception):
+    """An interruption that meets every process at the same save."""
+
+
+def main(table: Path, out: Path) -> None:
+    split = Interactions.read(table, user="who", item="what", time="when").split()
+    with launch.threads(1), launch.processes("cpu"):
+        options: dict[str, Any] = {"epochs": 3, "progress": False}
+        fit(SASRec(split.items, seed=0, **OPTIONS[SASRec]), split, out=out / "sasrec", **options)
+        options["save_every"] = 0.0
+        fit(CLRec(split.items, seed=0, **OPTIONS[CLRec]), split, out=out / "clrec", **options)
+        save, saves = state.save, 0
+
+        def save_or_stop(*args: Any) -> None:
+            nonlocal saves
+            if saves == 20:
+                raise Stop
+            saves += 1
+            save(*args)
+
+        state.save = save_or_stop
+        try:
+            fit(CLRec(split.items, seed=0, **OPTIONS[CLRec]), split, out=out / "stopped", **options)
+        except Stop:
+            state.save = save
+        resume(out / "stopped", split, progress=False)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
