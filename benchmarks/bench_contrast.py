@@ -29,7 +29,7 @@ from benchmarks.common import (
     all_thread_counts,
     alternate,
     chosen,
-    machine,
+    hardware,
     median_ratio,
     numbers,
     products,
@@ -175,7 +175,7 @@ def main() -> None:
     page += "\nSlower than a peer:\n\n" + "".join(f"- {line}\n" for line in losing(rows) or ["nowhere"])
     print(page)
     if args.output:
-        write_json(args.output.with_suffix(".json"), {"machine": machine(), "repeats": args.repeats, "rows": rows})
+        write_json(args.output.with_suffix(".json"), {"machine": hardware(), "repeats": args.repeats, "rows": rows})
         write_text(args.output.with_suffix(".md"), page)
 
 

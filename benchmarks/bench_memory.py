@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.cases import CASES, Case, fused, inputs, lean, textbook
-from benchmarks.common import all_thread_counts, chosen, machine, numbers, report, write_json, write_text
+from benchmarks.common import all_thread_counts, chosen, hardware, numbers, report, write_json, write_text
 from benchmarks.peers import PEERS, Loss, missing
 
 AT_MOST_MB = 64
@@ -101,7 +101,7 @@ def main() -> None:
     page = report(rows, "peak resident set of forward+backward beyond inputs and gradients, float32")
     print(page)
     if args.output:
-        write_json(args.output.with_suffix(".json"), {"machine": machine(), "rows": rows})
+        write_json(args.output.with_suffix(".json"), {"machine": hardware(), "rows": rows})
         write_text(args.output.with_suffix(".md"), page)
 
 

@@ -19,7 +19,7 @@ import fastcl
 from benchmarks.common import (
     all_thread_counts,
     alternate,
-    machine,
+    hardware,
     median_ratio,
     numbers,
     report,
@@ -93,7 +93,7 @@ def main() -> None:
     page = report(rows, f"{N} x {M} x {D}, medians of {args.repeats} alternating repetitions")
     print(page)
     if args.output:
-        write_json(args.output.with_suffix(".json"), {"machine": machine(), "repeats": args.repeats, "rows": rows})
+        write_json(args.output.with_suffix(".json"), {"machine": hardware(), "repeats": args.repeats, "rows": rows})
         write_text(args.output.with_suffix(".md"), page)
 
 

@@ -4,9 +4,9 @@
         [--repeats 7] [--output benchmarks/results/scaling]
 
 Threads: time on one over time on several, in turn, at the large shapes of cases.py; at 2 it is to be at least 1.9.
-Columns: nanoseconds of one element of the N x M matrix on all threads, for 256 queries of 64 features against frozen
-and learning keys; the dearest M is to cost at most 1.4 of the cheapest. The bare products show what the machine's
-caches do to anything. With --output, JSON (`.json`), the tables (`.md`) and the plot (`.png`) are written.
+Columns: nanoseconds of one element of the N x M matrix on the first of --threads, for 256 queries of 64 features
+against frozen and learning keys; the dearest M is to cost at most 1.4 of the cheapest. The bare products show what the
+machine's caches do to anything. With --output, JSON (`.json`), the tables (`.md`) and the plot (`.png`) are written.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from benchmarks.common import (
     all_thread_counts,
     alternate,
     chosen,
-    machine,
+    hardware,
     markdown,
     median_ratio,
     numbers,
@@ -129,15 +129,15 @@ def main() -> None:
     names = chosen(args.only, "--only", CASES, parser)
 
     by_threads = speedups(names, args.threads, args.repeats)
-    torch.set_num_threads(args.threads[-1])
+    torch.set_num_threads(args.threads[0])
     by_columns = element_costs(args.columns, args.repeats)
     print()
-    note = f"medians of {args.repeats} alternating repetitions; columns on {args.threads[-1]} threads"
+    note = f"medians of {args.repeats} alternating repetitions; columns on {args.threads[0]}"
     page = report(by_threads, note) if by_threads else ""
     page += f"\nNanoseconds per element of {N} x M, D = {D}\n\n{markdown(by_columns)}\n"
     print(page)
     if args.output:
-        facts = {"machine": machine(), "repeats": args.repeats, "threads": by_threads, "columns": by_columns}
+        facts = {"machine": hardware(), "repeats": args.repeats, "threads": by_threads, "columns": by_columns}
         write_json(args.output.with_suffix(".json"), facts)
         write_text(args.output.with_suffix(".md"), page)
         plot(args.columns, by_columns, args.output.with_suffix(".png"))

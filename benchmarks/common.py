@@ -84,7 +84,12 @@ def products(query: Tensor, blocks: Sequence[tuple[Tensor, bool]], backward: boo
 
 
 def machine() -> dict[str, Any]:
-    """What a figure must be read with: processor, instruction set, versions."""
+    """What a figure must be read with: processor, instruction set, versions, threads."""
+    return hardware() | {"threads": torch.get_num_threads()}
+
+
+def hardware() -> dict[str, Any]:
+    """The same where the rows say how many threads they used."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -131,7 +136,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def report(rows: Sequence[Mapping[str, Any]], note: str) -> str:
     """The machine, a line on how it was measured, and the table: what a results page holds."""
-    facts = ", ".join(f"{key} {value}" for key, value in machine().items())
+    facts = ", ".join(f"{key} {value}" for key, value in hardware().items())
     return f"{facts}; {note}\n\n{markdown(rows)}\n"
 
 
