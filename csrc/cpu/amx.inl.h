@@ -57,7 +57,6 @@ struct Amx {
   static constexpr int64_t kRows = 32, kColumns = 32, kCell = kRows * kColumns;
   static constexpr int64_t kStrip = 128;  // the parts of a tile's weights fit the first-level cache
   static constexpr bool kRaw = true;      // factors never touch the data: it would need more parts
-  using Tile = Vec<T>[kRows][2];
 
   static int64_t steps(int64_t count) { return (count + 31) / 32; }
   static int64_t whole_panels(int64_t features) { return steps(features) * kColumns; }
@@ -141,16 +140,10 @@ struct Amx {
     product<kData, kData>(rows, rows + kData * kTileElements, 2 * kData * kTileElements, panel, steps(features));
   }
 
-  static inline __attribute__((always_inline)) void take(Result& result) { store_tiles(result.c); }
+  static inline __attribute__((always_inline)) void take(const T*, const T*, int64_t, Result& x) { store_tiles(x.c); }
 
-  static inline __attribute__((always_inline)) void read(const Result& result, const T*, const T*, int64_t,
-                                                         const T* row_factor, Tile& x) {
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < kRows; ++r) {
-      const Vec<T> f = splat(row_factor[r]);
-      x[r][0] = load(result.c[r / 16 * 2] + r % 16 * 16) * f;
-      x[r][1] = load(result.c[r / 16 * 2 + 1] + r % 16 * 16) * f;
-    }
+  static inline __attribute__((always_inline)) Vec<T> read(const Result& x, int64_t row, int side, T factor) {
+    return load(x.c[row / 16 * 2 + side] + row % 16 * 16) * factor;
   }
 
   // Rows i and i + 16 of a step make a pair; rows beyond `count` are zeros. Factor and extra are for `accumulate`.
