@@ -186,23 +186,34 @@ void walk(const Pass<typename P::T>& pass, const Part<typename P::T>& part, type
       panels = columns.panels + first * P::panel_elements(pass.features);
     }
     const int64_t row_elements = P::row_elements(pass.features), panel_elements = P::panel_elements(pass.features);
-    P::issue(w.rows, panels, pass.features);
+    P::issue(w.rows, panels, pass.features, [](int64_t, int64_t) {});
     for (int64_t panel = first; panel < end; ++panel) {
       const PanelColumns<P> known(columns, panel);
       const T* packed = panels + (panel - first) * panel_elements;
       for (int64_t tile = 0; tile < w.tiles; ++tile) {
         typename P::Result x;
         P::take(w.rows + tile * row_elements, packed, pass.features, x);
-        if (tile + 1 < w.tiles) {
-          P::issue(w.rows + (tile + 1) * row_elements, packed, pass.features);
-        } else if (panel + 1 < end) {
-          P::issue(w.rows, packed + panel_elements, pass.features);
-        }
-#pragma GCC unroll 16
-        for (int64_t r = 0; r < P::kRows; ++r) {
+        const auto weigh_one = [&](int64_t r) __attribute__((always_inline)) {
           const int64_t row = tile * P::kRows + r;
           weigh_row<P, Reducer>(pass, part, known, w, row, panel, first, P::read(x, r, 0, w.factor[row]),
                                 P::read(x, r, 1, w.factor[row]));
+        };
+        int64_t next = 0;
+        const auto weigh_rows = [&](int64_t done, int64_t total) __attribute__((always_inline)) {
+          if (total == 1) {  // known when compiled, where the tile is in registers
+#pragma GCC unroll 16
+            for (int64_t r = 0; r < P::kRows; ++r) weigh_one(r);
+          } else {
+            for (; next < P::kRows * done / total; ++next) weigh_one(next);
+          }
+        };
+        // The next tile of this panel, or the first of the next one.
+        const bool turn = tile + 1 == w.tiles;
+        if (turn && panel + 1 == end) {
+          weigh_rows(1, 1);
+        } else {
+          P::issue(turn ? w.rows : w.rows + (tile + 1) * row_elements, turn ? packed + panel_elements : packed,
+                   pass.features, weigh_rows);
         }
       }
     }

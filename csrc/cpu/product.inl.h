@@ -41,10 +41,13 @@ struct Fma {
     return false;
   }
 
-  // A tile of similarities, for products that work while something else is done: `issue` starts one, `take` ends the one
-  // started, `read` gives a vector of it. Here all is done in `take`.
+  // A tile of similarities, for products that work while something else is done: `issue` starts one and calls
+  // between(done, total) on its way, `take` ends the one started, `read` gives a vector of it. Here all is in `take`.
   using Result = Tile;
-  static void issue(const T*, const T*, int64_t) {}
+  template <class Between>
+  static inline __attribute__((always_inline)) void issue(const T*, const T*, int64_t, const Between& between) {
+    between(1, 1);
+  }
   static inline __attribute__((always_inline)) Vec<T> read(const Result& x, int64_t row, int side,
                                                            T /*factor: in the rows*/) {
     return x[row][side];
