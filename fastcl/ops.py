@@ -329,7 +329,7 @@ def contrast(
         tensors = [t.view_as(t) for t in tensors]
     if _functorch_active() or forward_ad._current_level >= 0:  # which has an answer or refuses, as forward mode
         pos, lse, _ = _Functorch.apply(*tensors[:7], factor)
-    elif torch.is_grad_enabled() and any(t.requires_grad for t in tensors[:5]):
+    elif torch.is_grad_enabled() and any([t.requires_grad for t in tensors[:5]]):
         pos, lse = _Eager.apply(*tensors, factor, shift, expecting)
     else:
         pos, lse, *_ = _forward(*tensors[:7], factor, False, *PLAIN)

@@ -198,8 +198,8 @@ def normalized(x: Tensor) -> Tensor:
     """x / |x| over the last dimension, 16-bit inputs in float32; zero vectors stay zero and get zero gradient."""
     x = x.to(compute_dtype(x))
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    zero = norm == 0
-    return x / norm.masked_fill(zero, 1.0) * ~zero
+    # Divided by infinity, a zero vector and its gradient are zero.
+    return x / norm.masked_fill(norm == 0, math.inf)
 
 
 def reduced(per_row: Tensor, reduction: str, weight: Tensor | None) -> Tensor:

@@ -57,7 +57,6 @@ struct Amx {
   static constexpr int64_t kRows = 32, kColumns = 32, kCell = kRows * kColumns;
   static constexpr int64_t kStrip = 128;  // the parts of a tile's weights fit the first-level cache
   static constexpr bool kRaw = true;      // factors never touch the data: it would need more parts
-  using Tile = Vec<T>[kRows][2];
 
   static int64_t steps(int64_t count) { return (count + 31) / 32; }
   static int64_t whole_panels(int64_t features) { return steps(features) * kColumns; }
@@ -137,20 +136,17 @@ struct Amx {
     alignas(64) float c[4][kTileElements];
   };
 
-  static inline __attribute__((always_inline)) void issue(const T* rows, const T* panel, int64_t features) {
-    product<kData, kData>(rows, rows + kData * kTileElements, 2 * kData * kTileElements, panel, steps(features));
+  static inline __attribute__((always_inline)) void take(const T*, const T*, int64_t, Result& x) { store_tiles(x.c); }
+
+  template <class Between>
+  static inline __attribute__((always_inline)) void issue(const T* rows, const T* panel, int64_t features,
+                                                          const Between& between) {
+    product<kData, kData>(rows, rows + kData * kTileElements, 2 * kData * kTileElements, panel, steps(features),
+                          between);
   }
 
-  static inline __attribute__((always_inline)) void take(Result& result) { store_tiles(result.c); }
-
-  static inline __attribute__((always_inline)) void read(const Result& result, const T*, const T*, int64_t,
-                                                         const T* row_factor, Tile& x) {
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < kRows; ++r) {
-      const Vec<T> f = splat(row_factor[r]);
-      x[r][0] = load(result.c[r / 16 * 2] + r % 16 * 16) * f;
-      x[r][1] = load(result.c[r / 16 * 2 + 1] + r % 16 * 16) * f;
-    }
+  static inline __attribute__((always_inline)) Vec<T> read(const Result& x, int64_t row, int side, T factor) {
+    return load(x.c[row / 16 * 2 + side] + row % 16 * 16) * factor;
   }
 
   // Rows i and i + 16 of a step make a pair; rows beyond `count` are zeros. Factor and extra are for `accumulate`.
@@ -192,7 +188,7 @@ struct Amx {
       for (int64_t d = 0; d < steps(features); ++d) {
         alignas(64) float c[4][kTileElements];
         product<3, kData>(parts, parts + 3 * kTileElements, 6 * kTileElements,
-                          values + d * blocks * kData * 2 * kTileElements, used);
+                          values + d * blocks * kData * 2 * kTileElements, used, nothing);
         store_tiles(c);
         for (int64_t r = 0; r < kRows; ++r) {
           for (int64_t side = 0; side < 2; ++side) {
@@ -251,7 +247,8 @@ struct Amx {
     for (int64_t d = 0; d < 2 * steps(features); d += 2) {
       alignas(64) float c[4][kTileElements];
       const float* left = values + d * row_steps * kData * kTileElements;
-      product<kData, 3>(left, left + row_steps * kData * kTileElements, kData * kTileElements, parts, row_steps);
+      product<kData, 3>(left, left + row_steps * kData * kTileElements, kData * kTileElements, parts, row_steps,
+                        nothing);
       store_tiles(c);
       for (int64_t f = 0; f < 32; ++f) {
         for (int64_t side = 0; side < 2; ++side) {
@@ -286,14 +283,6 @@ struct Amx {
   }
 
  private:
-  static inline __attribute__((always_inline)) void start() {
-    __asm__ volatile("" ::: "memory");  // what was written to the operands is in memory
-    FASTCL_TILE_ZERO(0);
-    FASTCL_TILE_ZERO(1);
-    FASTCL_TILE_ZERO(2);
-    FASTCL_TILE_ZERO(3);
-  }
-
   static inline __attribute__((always_inline)) void store_tiles(float (&c)[4][kTileElements]) {
     FASTCL_TILE_STORE(0, c[0]);
     FASTCL_TILE_STORE(1, c[1]);
@@ -301,36 +290,42 @@ struct Amx {
     FASTCL_TILE_STORE(3, c[3]);
   }
 
-  // Tiles 0 to 3 += the two left operands' part `a` times the two sides of part `b` that tiles 4 and 5 hold.
-  static inline __attribute__((always_inline)) void multiply_part(const float* left0, const float* left1, int part) {
-    FASTCL_TILE_LOAD(6, left0 + part * kTileElements);
-    FASTCL_TILE_LOAD(7, left1 + part * kTileElements);
-    FASTCL_TILE_MULTIPLY(0, 6, 4);
-    FASTCL_TILE_MULTIPLY(1, 6, 5);
-    FASTCL_TILE_MULTIPLY(2, 7, 4);
-    FASTCL_TILE_MULTIPLY(3, 7, 5);
-  }
-
   // Tiles 2 left + side: two left operands [step][part], `stride` from step to step, times right [step][part][side]; all
-  // pairs of parts that matter.
-  template <int kLeft, int kRight>
+  // pairs of parts that matter. between(done, total) is called after each four tile products: the tiles' unit works
+  // through those on its own, but only if what shall go on meanwhile comes soon enough in the stream of instructions.
+  template <int kLeft, int kRight, class Between>
   static inline __attribute__((always_inline)) void product(const float* left0, const float* left1, int64_t stride,
-                                                            const float* right, int64_t count) {
-    start();
+                                                            const float* right, int64_t count, const Between& between) {
+    static constexpr int kLeftPart[] = {0, 1, 2, 0, 1, 0}, kRightPart[] = {0, 0, 0, 1, 1, 2};
+    __asm__ volatile("" ::: "memory");  // what was written to the operands is in memory
+    FASTCL_TILE_ZERO(0);
+    FASTCL_TILE_ZERO(1);
+    FASTCL_TILE_ZERO(2);
+    FASTCL_TILE_ZERO(3);
+    int64_t done = 0;
+    constexpr int64_t kPairs = (kLeft < 3 ? kLeft : 3) + (kRight > 1 ? (kLeft < 2 ? kLeft : 2) : 0) + (kRight > 2);
     for (int64_t step = 0; step < count; ++step) {
-#pragma GCC unroll 3
-      for (int part = 0; part < kRight; ++part) {
-        FASTCL_TILE_LOAD(4, right + part * 2 * kTileElements);
-        FASTCL_TILE_LOAD(5, right + (part * 2 + 1) * kTileElements);
-        multiply_part(left0, left1, 0);
-        if (kLeft > 1 && part < 2) multiply_part(left0, left1, 1);
-        if (kLeft > 2 && part < 1) multiply_part(left0, left1, 2);
+      for (int i = 0; i < 6; ++i) {
+        if (kLeftPart[i] >= kLeft || kRightPart[i] >= kRight) continue;
+        if (kLeftPart[i] == 0) {
+          FASTCL_TILE_LOAD(4, right + kRightPart[i] * 2 * kTileElements);
+          FASTCL_TILE_LOAD(5, right + (kRightPart[i] * 2 + 1) * kTileElements);
+        }
+        FASTCL_TILE_LOAD(6, left0 + kLeftPart[i] * kTileElements);
+        FASTCL_TILE_LOAD(7, left1 + kLeftPart[i] * kTileElements);
+        FASTCL_TILE_MULTIPLY(0, 6, 4);
+        FASTCL_TILE_MULTIPLY(1, 6, 5);
+        FASTCL_TILE_MULTIPLY(2, 7, 4);
+        FASTCL_TILE_MULTIPLY(3, 7, 5);
+        between(++done, count * kPairs);
       }
       left0 += stride;
       left1 += stride;
       right += kRight * 2 * kTileElements;
     }
   }
+
+  static void nothing(int64_t, int64_t) {}
 
   // The parts of one tile of weights times the columns' factors: [step][2 halves of 16 rows][part].
   static void split_weights(const T* weights, int64_t next, int64_t columns, const T* factor, T* parts) {

@@ -77,74 +77,75 @@ void load_rows(const Pass<typename P::T>& pass, const Part<typename P::T>& part,
 }
 
 // Tags met: compare the ids themselves and take the equal ones out.
-template <class P>
-__attribute__((noinline)) void exclude(const Pass<typename P::T>& pass, const Part<typename P::T>& part, int64_t tile,
-                                       int64_t panel, typename P::T* x) {
-  using T = typename P::T;
-  const int64_t first = panel * P::kColumns;
-  const int64_t columns = pass.columns.count - first < P::kColumns ? pass.columns.count - first : P::kColumns;
-  for (int64_t r = 0; r < P::kRows && part.row_begin + tile * P::kRows + r < part.row_end; ++r) {
-    const int64_t id = pass.row_id[part.row_begin + tile * P::kRows + r];
-    for (int64_t c = 0; c < columns; ++c) {
-      if (pass.columns.id[first + c] == id) x[r * P::kColumns + c] = -T(__builtin_huge_val());
-    }
+template <class T, int64_t kColumns>
+__attribute__((noinline)) void exclude(const Pass<T>& pass, int64_t row, int64_t panel, T* x) {
+  const int64_t first = panel * kColumns;
+  for (int64_t c = 0; c < kColumns && first + c < pass.columns.count; ++c) {
+    if (pass.columns.id[first + c] == pass.row_id[row]) x[c] = -T(__builtin_huge_val());
   }
 }
 
-// The columns' factor, where the product took the data as it is.
+// What is known of a panel's columns, ready for every row.
 template <class P>
-inline __attribute__((always_inline)) void scale_columns(const Columns<typename P::T>& columns, int64_t panel,
-                                                         typename P::Tile& x) {
+struct PanelColumns {
   using T = typename P::T;
-  const int64_t first = panel * P::kColumns;
-  const Vec<T> f0 = load_some<T>(columns.factor + first, columns.count - first);
-  const Vec<T> f1 = load_some<T>(columns.factor + first + kLanes<T>, columns.count - first - kLanes<T>);
-#pragma GCC unroll 16
-  for (int64_t r = 0; r < P::kRows; ++r) {
-    x[r][0] *= f0;
-    x[r][1] *= f1;
-  }
-}
+  bool factors, shifts, tags;
+  Vec<T> factor[2], shift[2];
+  Mask<T> tag[2];
 
-template <class P>
-inline __attribute__((always_inline)) void shift_and_exclude(const Pass<typename P::T>& pass,
-                                                             const Part<typename P::T>& part, const Memory<P>& w,
-                                                             int64_t tile, int64_t panel,
-                                                             const typename P::T* column_shift, typename P::Tile& x) {
-  using T = typename P::T;
-  if (column_shift != nullptr) {
-    const Vec<T> s0 = load(column_shift), s1 = load(column_shift + kLanes<T>);
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < P::kRows; ++r) {
-      x[r][0] += s0;
-      x[r][1] += s1;
+  PanelColumns(const Columns<T>& columns, int64_t panel) {
+    const int64_t first = panel * P::kColumns, left = columns.count - first;
+    factors = P::kRaw && columns.factor != nullptr;
+    shifts = columns.shift != nullptr || left < P::kColumns;
+    tags = columns.tag != nullptr;
+    for (int i = 0; i < 2; ++i) {
+      const int64_t at = first + i * kLanes<T>;
+      if (factors) factor[i] = load_some<T>(columns.factor + at, left - i * kLanes<T>);
+      if (tags) __builtin_memcpy(&tag[i], columns.tag + at, sizeof tag[i]);
+      if (columns.shift != nullptr) {
+        shift[i] = load(columns.shift + at);
+      } else if (shifts) {
+        for (int64_t c = 0; c < kLanes<T>; ++c) {
+          shift[i][c] = i * kLanes<T> + c < left ? T(0) : -T(__builtin_huge_val());
+        }
+      }
     }
+  }
+};
+
+// One row of a tile, from similarities to weights.
+template <class P, class Reducer>
+inline __attribute__((always_inline)) void weigh_row(const Pass<typename P::T>& pass, const Part<typename P::T>& part,
+                                                     const PanelColumns<P>& columns, Memory<P>& w, int64_t row,
+                                                     int64_t panel, int64_t first, Vec<typename P::T> x0,
+                                                     Vec<typename P::T> x1) {
+  using T = typename P::T;
+  if (columns.factors) {
+    x0 *= columns.factor[0];
+    x1 *= columns.factor[1];
+  }
+  if (columns.shifts) {
+    x0 += columns.shift[0];
+    x1 += columns.shift[1];
   }
   if (pass.row_shift != nullptr) {
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < P::kRows; ++r) {
-      const Vec<T> s = splat(w.shift[tile * P::kRows + r]);
-      x[r][0] += s;
-      x[r][1] += s;
+    const Vec<T> s = splat(w.shift[row]);
+    x0 += s;
+    x1 += s;
+  }
+  if (columns.tags) {
+    const Mask<T> tag = w.tag[row] - Mask<T>{};
+    const uint32_t met = bits_equal(columns.tag[0], tag) | bits_equal(columns.tag[1], tag);
+    if (__builtin_expect(met != 0, 0) && part.row_begin + row < part.row_end) {
+      T x[P::kColumns];
+      store(x, x0);
+      store(x + kLanes<T>, x1);
+      exclude<T, P::kColumns>(pass, part.row_begin + row, panel, x);
+      x0 = load(x);
+      x1 = load(x + kLanes<T>);
     }
   }
-  if (pass.columns.tag != nullptr) {
-    Mask<T> t0, t1;
-    __builtin_memcpy(&t0, pass.columns.tag + panel * P::kColumns, sizeof t0);
-    __builtin_memcpy(&t1, pass.columns.tag + panel * P::kColumns + kLanes<T>, sizeof t1);
-    uint32_t met = 0;
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < P::kRows; ++r) {
-      const Mask<T> tag = w.tag[tile * P::kRows + r] - Mask<T>{};
-      met |= bits_equal(t0, tag) | bits_equal(t1, tag);
-    }
-    if (__builtin_expect(met != 0, 0)) {
-      alignas(64) T copy[P::kRows * P::kColumns];
-      store_tile<P>(copy, x);
-      exclude<P>(pass, part, tile, panel, copy);
-      load_tile<P>(copy, x);
-    }
-  }
+  Reducer::weigh(w, row, panel - first, x0, x1);
 }
 
 template <class P>
@@ -169,9 +170,6 @@ void walk(const Pass<typename P::T>& pass, const Part<typename P::T>& part, type
   using T = typename P::T;
   constexpr int64_t W = P::kColumns, per_strip = P::kStrip / W;
   const Columns<T>& columns = pass.columns;
-  const int64_t whole = (columns.count + W - 1) / W;
-  alignas(64) T tail[W];
-  for (int64_t c = 0; c < W; ++c) tail[c] = (whole - 1) * W + c < columns.count ? T(0) : -T(__builtin_huge_val());
 
   Memory<P> w(pass, part, scratch);
   P::begin();
@@ -188,25 +186,35 @@ void walk(const Pass<typename P::T>& pass, const Part<typename P::T>& part, type
       panels = columns.panels + first * P::panel_elements(pass.features);
     }
     const int64_t row_elements = P::row_elements(pass.features), panel_elements = P::panel_elements(pass.features);
-    P::issue(w.rows, panels, pass.features);
+    P::issue(w.rows, panels, pass.features, [](int64_t, int64_t) {});
     for (int64_t panel = first; panel < end; ++panel) {
-      const T* shift = columns.shift != nullptr          ? columns.shift + panel * W
-                       : (panel + 1) * W > columns.count ? tail
-                                                         : nullptr;
+      const PanelColumns<P> known(columns, panel);
       const T* packed = panels + (panel - first) * panel_elements;
       for (int64_t tile = 0; tile < w.tiles; ++tile) {
-        typename P::Result result;
-        typename P::Tile x;
-        P::take(result);
-        if (tile + 1 < w.tiles) {
-          P::issue(w.rows + (tile + 1) * row_elements, packed, pass.features);
-        } else if (panel + 1 < end) {
-          P::issue(w.rows, packed + panel_elements, pass.features);
+        typename P::Result x;
+        P::take(w.rows + tile * row_elements, packed, pass.features, x);
+        const auto weigh_one = [&](int64_t r) __attribute__((always_inline)) {
+          const int64_t row = tile * P::kRows + r;
+          weigh_row<P, Reducer>(pass, part, known, w, row, panel, first, P::read(x, r, 0, w.factor[row]),
+                                P::read(x, r, 1, w.factor[row]));
+        };
+        int64_t next = 0;
+        const auto weigh_rows = [&](int64_t done, int64_t total) __attribute__((always_inline)) {
+          if (total == 1) {  // known when compiled, where the tile is in registers
+#pragma GCC unroll 16
+            for (int64_t r = 0; r < P::kRows; ++r) weigh_one(r);
+          } else {
+            for (; next < P::kRows * done / total; ++next) weigh_one(next);
+          }
+        };
+        // The next tile of this panel, or the first of the next one.
+        const bool turn = tile + 1 == w.tiles;
+        if (turn && panel + 1 == end) {
+          weigh_rows(1, 1);
+        } else {
+          P::issue(turn ? w.rows : w.rows + (tile + 1) * row_elements, turn ? packed + panel_elements : packed,
+                   pass.features, weigh_rows);
         }
-        P::read(result, w.rows + tile * row_elements, packed, pass.features, w.factor + tile * P::kRows, x);
-        if (P::kRaw && columns.factor != nullptr) scale_columns<P>(columns, panel, x);
-        shift_and_exclude<P>(pass, part, w, tile, panel, shift, x);
-        Reducer::weigh(w, tile, panel - first, x);
       }
     }
     if (part.out != nullptr) {

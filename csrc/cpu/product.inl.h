@@ -41,15 +41,21 @@ struct Fma {
     return false;
   }
 
-  // x = rows * panel in three moves, for products that work while something else is done: here all of it is in `read`.
-  struct Result {};
-  static void issue(const T*, const T*, int64_t) {}
-  static void take(Result&) {}
+  // A tile of similarities, for products that work while something else is done: `issue` starts one and calls
+  // between(done, total) on its way, `take` ends the one started, `read` gives a vector of it. Here all is in `take`.
+  using Result = Tile;
+  template <class Between>
+  static inline __attribute__((always_inline)) void issue(const T*, const T*, int64_t, const Between& between) {
+    between(1, 1);
+  }
+  static inline __attribute__((always_inline)) Vec<T> read(const Result& x, int64_t row, int side,
+                                                           T /*factor: in the rows*/) {
+    return x[row][side];
+  }
 
   // Long rows are summed in chunks: one chain over a thousand features would round worse than the BLAS that users
   // compare with.
-  static inline __attribute__((always_inline)) void read(const Result&, const T* rows, const T* panel, int64_t features,
-                                                         const T* /*factor: in the rows*/, Tile& x) {
+  static inline __attribute__((always_inline)) void take(const T* rows, const T* panel, int64_t features, Result& x) {
     constexpr int64_t kChunk = 256;
     multiply_chunk(rows, panel, features < kChunk ? features : kChunk, x);
     for (int64_t d = kChunk; d < features; d += kChunk) {

@@ -1,6 +1,6 @@
 // What a tile of similarities is turned into: weights relative to a running maximum (forward) or to a known sum
-// (backward); for pairwise losses, softplus and sigmoid. A reducer starts and ends a walk, weighs a tile, ends a strip of
-// columns, and combines the parts of a row. P is the product (product.inl.h), which owns the shape of a tile.
+// (backward); for pairwise losses, softplus and sigmoid. A reducer starts and ends a walk, weighs a row of a tile, ends a
+// strip of columns, and combines the parts of a row. P is the product (product.inl.h), which owns the shape of a tile.
 // Included once per instruction set, inside its namespace and target region; includes nothing.
 
 // The memory of one walk over a part.
@@ -15,26 +15,9 @@ struct Walk {
   T* strip_sum;      // the same over the present strip: two levels keep the rounding of long sums small
   T* strip_maximum;  // [strips][rows], where weights are kept: what each strip's are relative to
   T* weights;        // of the present strip: [panel][tile][cell]
-  T* cell(int64_t tile, int64_t panel) const { return weights + (panel * tiles + tile) * P::kCell; }
+  // Weights of row `row` of the part in a panel of the strip.
+  T* row(int64_t row, int64_t panel) const { return weights + (panel * tiles * P::kRows + row) * P::kColumns; }
 };
-
-template <class P>
-inline __attribute__((always_inline)) void load_tile(const typename P::T* from, typename P::Tile& x) {
-#pragma GCC unroll 16
-  for (int64_t r = 0; r < P::kRows; ++r) {
-    x[r][0] = load(from + r * P::kColumns);
-    x[r][1] = load(from + r * P::kColumns + kLanes<typename P::T>);
-  }
-}
-
-template <class P>
-inline __attribute__((always_inline)) void store_tile(typename P::T* to, const typename P::Tile& x) {
-#pragma GCC unroll 16
-  for (int64_t r = 0; r < P::kRows; ++r) {
-    store(to + r * P::kColumns, x[r][0]);
-    store(to + r * P::kColumns + kLanes<typename P::T>, x[r][1]);
-  }
-}
 
 template <class T>
 inline void scale_row(T* x, int64_t count, T factor) {
@@ -76,52 +59,33 @@ struct LogSumExp {
     for (int64_t i = 0; i < w.tiles * P::kRows; ++i) w.maximum[i] = T(sizeof(T) == 4 ? -1e38 : -1e300);
   }
 
-  static inline __attribute__((always_inline)) void weigh(Walk<P>& w, int64_t tile, int64_t panel,
-                                                          typename P::Tile& x) {
-    const T* maximum = w.maximum + tile * P::kRows;
-    uint32_t above = 0;
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < P::kRows; ++r) {
-      above |= bits_greater(max<T>(x[r][0], x[r][1]), splat(maximum[r]) + kSlack);
+  // x0 and x1: the similarities of one row with a panel of columns.
+  static inline __attribute__((always_inline)) void weigh(Walk<P>& w, int64_t row, int64_t panel, Vec<T> x0,
+                                                          Vec<T> x1) {
+    if (__builtin_expect(bits_greater(max<T>(x0, x1), splat(w.maximum[row]) + kSlack) != 0, 0)) {
+      raise(w, row, panel, max<T>(x0, x1));
     }
-    if (__builtin_expect(above != 0, 0)) {
-      alignas(64) T copy[P::kRows * P::kColumns];
-      store_tile<P>(copy, x);
-      raise(w, tile, panel, copy);
-      load_tile<P>(copy, x);
-    }
-    T* sum = w.strip_sum + tile * P::kRows * kLanes<T>;
-    T* weights = w.cell(tile, panel);
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < P::kRows; ++r) {
-      const Vec<T> m = splat(maximum[r]);
-      const Vec<T> w0 = exp2<T>(x[r][0] - m), w1 = exp2<T>(x[r][1] - m);
-      store(sum + r * kLanes<T>, load(sum + r * kLanes<T>) + (w0 + w1));
-      if (kWeights) {
-        store(weights + r * P::kColumns, w0);
-        store(weights + r * P::kColumns + kLanes<T>, w1);
-      }
+    const Vec<T> m = splat(w.maximum[row]);
+    const Vec<T> w0 = exp2<T>(x0 - m), w1 = exp2<T>(x1 - m);
+    T* sum = w.strip_sum + row * kLanes<T>;
+    store(sum, load(sum) + (w0 + w1));
+    if (kWeights) {
+      store(w.row(row, panel), w0);
+      store(w.row(row, panel) + kLanes<T>, w1);
     }
   }
 
-  // Moves the maximum of each row that needs it and rescales what was summed relative to the old one.
-  static __attribute__((noinline)) void raise(Walk<P>& w, int64_t tile, int64_t panel, const T* x) {
-    for (int64_t r = 0; r < P::kRows; ++r) {
-      const int64_t row = tile * P::kRows + r;
-      T highest = w.maximum[row];
-      for (int64_t c = 0; c < P::kColumns; ++c)
-        highest = x[r * P::kColumns + c] > highest ? x[r * P::kColumns + c] : highest;
-      if (!(highest > w.maximum[row] + kSlack)) continue;
-      const T factor = std::exp2(w.maximum[row] - highest);
-      w.maximum[row] = highest;
-      for (int64_t i = 0; i < kLanes<T>; ++i) {
-        w.sum[row * kLanes<T> + i] *= factor;
-        w.strip_sum[row * kLanes<T> + i] *= factor;
-      }
-      if (!kWeights) continue;
-      for (int64_t p = 0; p < panel; ++p) scale_row(w.cell(tile, p) + r * P::kColumns, P::kColumns, factor);
-      if (w.out != nullptr) scale_row(w.out + row * w.stride, w.stride, factor);
-    }
+  // Moves the maximum of a row and rescales what was summed relative to the old one.
+  static __attribute__((noinline)) void raise(Walk<P>& w, int64_t row, int64_t panel, Vec<T> x) {
+    T highest = w.maximum[row];
+    for (int64_t i = 0; i < kLanes<T>; ++i) highest = x[i] > highest ? x[i] : highest;
+    const T factor = std::exp2(w.maximum[row] - highest);
+    w.maximum[row] = highest;
+    scale_row(w.sum + row * kLanes<T>, kLanes<T>, factor);
+    scale_row(w.strip_sum + row * kLanes<T>, kLanes<T>, factor);
+    if (!kWeights) return;
+    for (int64_t p = 0; p < panel; ++p) scale_row(w.row(row, p), P::kColumns, factor);
+    if (w.out != nullptr) scale_row(w.out + row * w.stride, w.stride, factor);
   }
 
   static void end_strip(Walk<P>& w, int64_t strip) {
@@ -145,8 +109,7 @@ struct LogSumExp {
         if (maximum[i] == w.maximum[i]) continue;
         const T factor = std::exp2(maximum[i] - w.maximum[i]);
         for (int64_t p = first; p < first + per_strip && p < part.panel_end; ++p) {
-          T* cell = part.weights + ((p - part.panel_begin) * w.tiles + i / P::kRows) * P::kCell;
-          scale_row(cell + i % P::kRows * P::kColumns, P::kColumns, factor);
+          scale_row(part.weights + ((p - part.panel_begin) * rows + i) * P::kColumns, P::kColumns, factor);
         }
       }
     }
@@ -173,14 +136,10 @@ template <class P>
 struct KnownSum {
   using T = typename P::T;
   static void start(Walk<P>&) {}
-  static inline __attribute__((always_inline)) void weigh(Walk<P>& w, int64_t tile, int64_t panel,
-                                                          typename P::Tile& x) {
-    T* weights = w.cell(tile, panel);
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < P::kRows; ++r) {
-      store(weights + r * P::kColumns, exp2<T>(x[r][0]));
-      store(weights + r * P::kColumns + kLanes<T>, exp2<T>(x[r][1]));
-    }
+  static inline __attribute__((always_inline)) void weigh(Walk<P>& w, int64_t row, int64_t panel, Vec<T> x0,
+                                                          Vec<T> x1) {
+    store(w.row(row, panel), exp2<T>(x0));
+    store(w.row(row, panel) + kLanes<T>, exp2<T>(x1));
   }
   static void end_strip(Walk<P>&, int64_t) {}
   static void finish(const Walk<P>&, const Part<T>&) {}
@@ -220,20 +179,14 @@ struct SoftplusSum {
   using T = typename P::T;
   static void start(Walk<P>& w) { LogSumExp<P, kWeights>::start(w); }
 
-  static inline __attribute__((always_inline)) void weigh(Walk<P>& w, int64_t tile, int64_t panel,
-                                                          typename P::Tile& x) {
-    T* sum = w.strip_sum + tile * P::kRows * kLanes<T>;
-    T* weights = w.cell(tile, panel);
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < P::kRows; ++r) {
-      Vec<T> total = load(sum + r * kLanes<T>);
-#pragma GCC unroll 2
-      for (int i = 0; i < 2; ++i) {
-        const Vec<T> e = exp2_minus_abs<T>(x[r][i]);
-        total += max<T>(x[r][i], Vec<T>{}) + log2_1p<T>(e);
-        if (kWeights) store(weights + r * P::kColumns + i * kLanes<T>, sigmoid_of<T>(x[r][i], e));
-      }
-      store(sum + r * kLanes<T>, total);
+  static inline __attribute__((always_inline)) void weigh(Walk<P>& w, int64_t row, int64_t panel, Vec<T> x0,
+                                                          Vec<T> x1) {
+    const Vec<T> e0 = exp2_minus_abs<T>(x0), e1 = exp2_minus_abs<T>(x1);
+    T* sum = w.strip_sum + row * kLanes<T>;
+    store(sum, load(sum) + (max<T>(x0, Vec<T>{}) + log2_1p<T>(e0)) + (max<T>(x1, Vec<T>{}) + log2_1p<T>(e1)));
+    if (kWeights) {
+      store(w.row(row, panel), sigmoid_of<T>(x0, e0));
+      store(w.row(row, panel) + kLanes<T>, sigmoid_of<T>(x1, e1));
     }
   }
 
@@ -256,15 +209,9 @@ struct SoftplusSum {
 template <class P>
 struct Sigmoid : KnownSum<P> {
   using T = typename P::T;
-  static inline __attribute__((always_inline)) void weigh(Walk<P>& w, int64_t tile, int64_t panel,
-                                                          typename P::Tile& x) {
-    T* weights = w.cell(tile, panel);
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < P::kRows; ++r) {
-#pragma GCC unroll 2
-      for (int i = 0; i < 2; ++i) {
-        store(weights + r * P::kColumns + i * kLanes<T>, sigmoid_of<T>(x[r][i], exp2_minus_abs<T>(x[r][i])));
-      }
-    }
+  static inline __attribute__((always_inline)) void weigh(Walk<P>& w, int64_t row, int64_t panel, Vec<T> x0,
+                                                          Vec<T> x1) {
+    store(w.row(row, panel), sigmoid_of<T>(x0, exp2_minus_abs<T>(x0)));
+    store(w.row(row, panel) + kLanes<T>, sigmoid_of<T>(x1, exp2_minus_abs<T>(x1)));
   }
 };
