@@ -232,29 +232,41 @@ struct Amx {
   // sums are [feature][column in panel].
   static void sum_columns(const T* weights, int64_t tiles, T* values, int64_t features, const T* factor, const T* extra,
                           bool add, T* sums) {
-    const int64_t rows = tiles * kRows, row_steps = steps(rows);
+    const int64_t rows = tiles * kRows, row_steps = tiles;
     float* parts = values + 2 * steps(features + (extra != nullptr ? 1 : 0)) * row_steps * kData * kTileElements;
-    for (int64_t step = 0; step < row_steps; ++step) {
-      for (int64_t i = 0; i < 16; ++i) {
-        const int64_t low = step * 32 + i, high = low + 16;
+    // Line by line: rows i and i + 16 of a step.
+    int64_t lines = 0;
+    const auto split_until = [&](int64_t end) {
+      for (; lines < end; ++lines) {
+        const int64_t step = lines / 16, i = lines % 16, low = step * 32 + i, high = low + 16;
         for (int side = 0; side < 2; ++side) {
           const Vec<T> a = load(weights + low * 32 + side * 16) * factor[low];
-          const Vec<T> b = high < rows ? load(weights + high * 32 + side * 16) * factor[high] : Vec<T>{};
+          const Vec<T> b = load(weights + high * 32 + side * 16) * factor[high];
           split_pairs<3>(a, b, parts + (step * 6 + side) * kTileElements + i * 16, 2 * kTileElements);
         }
       }
-    }
-    for (int64_t d = 0; d < 2 * steps(features); d += 2) {
-      alignas(64) float c[4][kTileElements];
-      const float* left = values + d * row_steps * kData * kTileElements;
-      product<kData, 3>(left, left + row_steps * kData * kTileElements, kData * kTileElements, parts, row_steps,
-                        nothing);
-      store_tiles(c);
-      for (int64_t f = 0; f < 32; ++f) {
-        for (int64_t side = 0; side < 2; ++side) {
-          T* at = sums + (d * 16 + f) * kColumns + side * 16;
-          const Vec<T> sum = load(c[f / 16 * 2 + side] + f % 16 * 16);
-          store(at, add ? load(at) + sum : sum);
+    };
+    // As many steps at a time as stay in the first-level cache; the next ones are split while the products run.
+    constexpr int64_t kSteps = 4;
+    split_until(16 * (row_steps < kSteps ? row_steps : kSteps));
+    for (int64_t first = 0; first < row_steps; first += kSteps) {
+      const int64_t count = row_steps - first < kSteps ? row_steps - first : kSteps;
+      const int64_t begin = lines,
+                    ahead = 16 * (row_steps - first - count < kSteps ? row_steps - first - count : kSteps);
+      for (int64_t d = 0; d < steps(features); ++d) {
+        alignas(64) float c[4][kTileElements];
+        const float* left = values + (2 * d * row_steps + first) * kData * kTileElements;
+        product<kData, 3>(left, left + row_steps * kData * kTileElements, kData * kTileElements,
+                          parts + first * 6 * kTileElements, count, [&](int64_t done, int64_t total) {
+                            split_until(begin + ahead * (d * total + done) / (steps(features) * total));
+                          });
+        store_tiles(c);
+        for (int64_t f = 0; f < 32; ++f) {
+          for (int64_t side = 0; side < 2; ++side) {
+            T* at = sums + (d * 32 + f) * kColumns + side * 16;
+            const Vec<T> sum = load(c[f / 16 * 2 + side] + f % 16 * 16);
+            store(at, add || first > 0 ? load(at) + sum : sum);
+          }
         }
       }
     }

@@ -74,7 +74,8 @@ class Driver {
   static constexpr int64_t kLeastPanels = 8;      // a part of the columns has at least so many
   static constexpr int64_t kLeastKeptPanels = 2;  // the same where weights are kept, and nothing else is to be had
   static constexpr int64_t kMostRows = 384;       // of a block: beyond, the values in cache are reused enough
-  static constexpr int64_t kLeastKeptRows = 96;   // fewer, and column sums cost more memory traffic than they save
+  static constexpr int64_t kLeastKeptRows = 48;   // fewer, and column sums cost more memory traffic than they save
+  static constexpr int64_t kEnoughKeptRows = 256;
   static constexpr int64_t kKeptBytes = 32 << 20;
 
   // What the parts of one block know of its rows.
@@ -140,7 +141,9 @@ class Driver {
   int64_t block_tiles(const Pass<T>& pass, int64_t kept) const {
     const int64_t columns = std::max(kept * k_.panel_width, k_.strip_columns);
     const int64_t per_row = (2 * pass.features + columns + 64) * int64_t{sizeof(T)};
-    const int64_t least = kept != 0 ? kLeastKeptRows : 8 * k_.tile_rows;
+    const int64_t least = kept != 0
+                              ? std::min(kKeptBytes / (pass.columns.count * int64_t{sizeof(T)} + 1), kEnoughKeptRows)
+                              : 8 * k_.tile_rows;
     const int64_t room = kept != 0 ? cache_bytes() : cache_bytes() / 2;
     const int64_t rows = std::clamp(room / per_row, std::min(least, kMostRows), kMostRows);
     return std::max<int64_t>(1, rows / k_.tile_rows);
