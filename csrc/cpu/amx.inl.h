@@ -63,8 +63,8 @@ struct Amx {
   static int64_t row_elements(int64_t features) { return steps(features) * 2 * kData * kTileElements; }
   static int64_t panel_elements(int64_t features) { return steps(features) * kData * 2 * kTileElements; }
   static int64_t value_elements(int64_t columns, int64_t features) {
-    // Behind the values: the parts of one tile's weights.
-    return steps(features) * steps(columns) * kData * 2 * kTileElements + steps(columns) * 2 * 3 * kTileElements;
+    // Behind the values: the parts of two tiles' weights.
+    return steps(features) * steps(columns) * kData * 2 * kTileElements + 2 * steps(columns) * 2 * 3 * kTileElements;
   }
   static int64_t column_sum_elements(int64_t features) { return kColumns * whole_panels(features); }
   static int64_t column_scratch(int64_t tiles, int64_t features) {
@@ -179,16 +179,43 @@ struct Amx {
     const int64_t blocks = kStrip / 32, used = steps(columns);
     const int64_t stride = whole_panels(features + (extra != nullptr ? 1 : 0));
     float* parts = values + steps(features + (extra != nullptr ? 1 : 0)) * blocks * kData * 2 * kTileElements;
+    Vec<T> factors[kStrip / 32][2];
+    for (int64_t step = 0; step < used; ++step) {
+      // Beyond the last column weights are zero, and factors must not be read.
+      for (int64_t side = 0; side < 2; ++side) {
+        const int64_t at = step * 32 + side * 16;
+        factors[step][side] = factor == nullptr ? splat(1.0f) : load_some<T>(factor + at, columns - at);
+      }
+    }
+    // The parts of one tile's weights, a line a row and step: [step][2 halves of 16 rows][part]. The next tile's are made
+    // while the products of this one run.
+    const int64_t size = blocks * 6 * kTileElements, lines = used * kRows;
+    const auto split = [&](int64_t tile, int64_t from, int64_t to) {
+      for (int64_t line = from; line < to; ++line) {
+        const int64_t step = line / kRows, r = line % kRows;
+        const T* w = weights + (step * tiles + tile) * kCell + r * 32;
+        split_pairs<3>(load(w) * factors[step][0], load(w + 16) * factors[step][1],
+                       parts + tile % 2 * size + step * 6 * kTileElements + r / 16 * 3 * kTileElements + r % 16 * 16,
+                       kTileElements);
+      }
+    };
+    split(0, 0, lines);
     for (int64_t tile = 0; tile < tiles; ++tile) {
-      split_weights(weights + tile * kCell, tiles * kCell, columns, factor, parts);
       if (extra != nullptr) {
         add_extra(weights + tile * kCell, tiles * kCell, columns, extra, stride,
                   out + tile * kRows * stride + features);
       }
+      const float* own = parts + tile % 2 * size;
+      const int64_t ahead = tile + 1 < tiles ? lines : 0;
+      int64_t next = 0;
       for (int64_t d = 0; d < steps(features); ++d) {
         alignas(64) float c[4][kTileElements];
-        product<3, kData>(parts, parts + 3 * kTileElements, 6 * kTileElements,
-                          values + d * blocks * kData * 2 * kTileElements, used, nothing);
+        product<3, kData>(own, own + 3 * kTileElements, 6 * kTileElements,
+                          values + d * blocks * kData * 2 * kTileElements, used, [&](int64_t done, int64_t total) {
+                            const int64_t until = ahead * (d * total + done) / (steps(features) * total);
+                            split(tile + 1, next, until);
+                            next = until;
+                          });
         store_tiles(c);
         for (int64_t r = 0; r < kRows; ++r) {
           for (int64_t side = 0; side < 2; ++side) {
@@ -338,24 +365,6 @@ struct Amx {
   }
 
   static void nothing(int64_t, int64_t) {}
-
-  // The parts of one tile of weights times the columns' factors: [step][2 halves of 16 rows][part].
-  static void split_weights(const T* weights, int64_t next, int64_t columns, const T* factor, T* parts) {
-    for (int64_t step = 0; step < steps(columns); ++step) {
-      // Beyond the last column weights are zero, and factors must not be read.
-      const int64_t left = columns - step * 32;
-      const Vec<T> f0 = factor != nullptr ? load_some<T>(factor + step * 32, left) : splat(1.0f);
-      const Vec<T> f1 = factor == nullptr ? splat(1.0f)
-                        : left > 16       ? load_some<T>(factor + step * 32 + 16, left - 16)
-                                          : Vec<T>{};
-      for (int64_t r = 0; r < kRows; ++r) {
-        split_pairs<3>(load(weights + r * 32) * f0, load(weights + r * 32 + 16) * f1,
-                       parts + r / 16 * 3 * kTileElements + r % 16 * 16, kTileElements);
-      }
-      weights += next;
-      parts += 6 * kTileElements;
-    }
-  }
 
   static void add_extra(const T* weights, int64_t next, int64_t columns, const T* extra, int64_t stride, T* out) {
     for (int64_t step = 0; step < steps(columns); ++step) {
