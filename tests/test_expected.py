@@ -1,0 +1,141 @@
+"""Gradients of the keys summed in the forward pass: used only where what comes back is what was expected, and then
+equal to those computed from the similarities again; and what AMX hands over to AVX-512."""
+
+import math
+
+import pytest
+import torch
+from conftest import assert_budget
+from torch import Tensor
+
+import fastcl
+from fastcl import fallback, ops
+
+pytestmark = pytest.mark.skipif(fallback.FORCED, reason="the compiled kernels alone sum over columns on the way")
+NONE = torch.empty(0)
+
+
+def problem(n: int, m: int, d: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    torch.manual_seed(n * m + d)
+    query, key, positive = (torch.randn(rows, d).to(dtype) for rows in (n, m, n))
+    bias = torch.randn(m)
+    row_id, col_id = torch.randint(9, (n,)), torch.randint(9, (m,))
+    return query, key, positive, torch.rand(n) + 0.5, bias, row_id, col_id
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 65, 3), (50, 200, 33), (400, 97, 16), (130, 700, 40)])
+def test_expected_gradients_are_those_of_the_general_path(
+    isa: str, shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    inputs = (*problem(*shape, dtype), 0.7)
+    n, m, d = shape
+    weight, rest, row_shift = torch.rand(n), torch.randn(n), torch.randn(n)
+    pos, lse, mean_key, expected, key_sum, bias_sum = ops._forward(
+        *inputs, True, True, True, math.log(0.3), row_shift, rest, weight
+    )
+    other = torch.logaddexp(pos + math.log(0.3) + row_shift, rest.to(pos))
+    torch.testing.assert_close(expected, weight.to(pos) * torch.sigmoid(lse - other), rtol=1e-5, atol=1e-7)
+    wanted = (False, True, False, False, True)
+    saved = (*inputs[:7], lse, mean_key)
+    upstream = (torch.zeros_like(lse), 3.0 * expected)
+    _, key, _, _, bias = ops._backward(*upstream, *saved, expected, key_sum, bias_sum, 0.7, *wanted)
+    _, again, _, _, bias_again = ops._backward(*upstream, *saved, *ops.NO_SUMS, 0.7, *wanted)
+    tolerance = {torch.float64: 1e-12, torch.float32: 2e-5}.get(dtype, 2e-2)
+    assert key.dtype == dtype
+    torch.testing.assert_close(key, again, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(bias, bias_again, rtol=max(tolerance, 1e-12), atol=tolerance)
+
+
+def test_the_sums_are_used_if_and_only_if_the_gradient_is_as_expected(isa: str) -> None:
+    inputs = (*problem(20, 100, 8, torch.float32), 1.0)
+    _, lse, mean_key, expected, key_sum, bias_sum = ops._forward(*inputs, True, True, True, 0.0, NONE, NONE, NONE)
+    wanted = (False, True, False, False, False)
+    marked = torch.full_like(key_sum, 7.0)
+
+    def key_gradient(upstream: Tensor, key_sum: Tensor) -> Tensor:
+        saved = (*inputs[:7], lse, mean_key, expected, key_sum, bias_sum)
+        return ops._backward(torch.zeros_like(lse), upstream.contiguous(), *saved, 1.0, *wanted)[1]
+
+    assert torch.equal(key_gradient(expected, marked), marked)
+    assert torch.equal(key_gradient(-2.0 * expected, marked), -2.0 * marked)
+    assert torch.equal(key_gradient(0.0 * expected, marked), 0.0 * marked)
+    for row in range(20):
+        for change in (1e-4, float("nan"), float("inf")):
+            upstream = expected.clone()
+            upstream[row] += change * upstream.abs().max()
+            assert not (key_gradient(upstream, marked) == marked).any(), (row, change)
+
+
+def test_nothing_is_kept_where_it_would_be_too_much() -> None:
+    query, key = torch.randn(3, 2, requires_grad=True), torch.randn(300_000, 2, requires_grad=True)
+    inputs = (query.detach(), key.detach(), *(NONE,) * 5, 1.0)
+    expected = ops._forward(*inputs, True, True, False, -math.inf, NONE, NONE, NONE)[3]
+    assert expected.isnan().all()
+    fastcl.dcl(query, query.detach(), key, normalize=False, temperature=1.0).backward()
+    weights = torch.softmax(query.detach() @ key.detach().T, 1)
+    torch.testing.assert_close(key.grad, weights.T @ query.detach() / 3, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("loss", ["infonce", "dcl", "infonce_plus", "mine", "mine_plus", "dclw", "debiased_infonce"])
+def test_a_mean_has_the_gradients_of_the_mean_of_the_rows(loss: str, isa: str) -> None:
+    """The two go different ways; where two segments learn and frozen ones stand beside them, too."""
+    torch.manual_seed(0)
+    function = getattr(fastcl, loss)
+    options = {"in_batch": True, "queue": fastcl.NegativeQueue(32, 12), "weight": torch.rand(40)}
+    options["queue"].push(torch.nn.functional.normalize(torch.randn(20, 12), dim=1))
+    leaves = [torch.randn(rows, 12, requires_grad=True) for rows in (40, 40, 90)]
+    mean = torch.autograd.grad(2 * function(*leaves, **options), leaves)
+    rows = torch.autograd.grad(2 * function(*leaves, reduction="none", **options).mean(), leaves)
+    double = [t.detach().double().requires_grad_() for t in leaves]
+    truth = torch.autograd.grad(2 * function(*double, **options), double)
+    for a, b, t in zip(mean, rows, truth, strict=True):
+        assert_budget(loss, a, b, t, 1e-6)
+
+
+AMX = pytest.mark.skipif("amx" not in fastcl.config()["isas"], reason="no AMX here")
+WILD = {
+    "infinite": float("inf"),
+    "nan": float("nan"),
+    "huge": 1e25,
+    "tiny": None,  # all of them
+}
+
+
+@AMX
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("kind", WILD)
+def test_what_amx_cannot_hold_goes_to_avx512(kind: str, side: int) -> None:
+    torch.manual_seed(0)
+    tensors = [torch.randn(40, 24), torch.randn(300, 24)]
+    if WILD[kind] is None:
+        tensors[side] *= 1e-25
+    else:
+        tensors[side][7, 3] = WILD[kind]
+    found = []
+    for isa in ("avx512", "amx"):
+        before = fastcl._build.set_isa(isa)
+        try:
+            query, key = (t.clone().requires_grad_() for t in tensors)
+            loss = fastcl.dcl(query, torch.ones(40, 24), key, normalize=False, temperature=1.0)
+            found.append([loss, *torch.autograd.grad(loss, (query, key))])
+        finally:
+            fastcl._build.set_isa(before)
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a.isnan(), b.isnan())
+        assert torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+@AMX
+def test_amx_is_as_exact_as_float32() -> None:
+    """Rows with entries of very different size: parts of bfloat16 that were lost would show in the small ones."""
+    torch.manual_seed(0)
+    scale = 10.0 ** torch.linspace(-6, 1, 96)
+    query, key = torch.randn(50, 96) * scale, torch.randn(400, 96) / scale.sqrt()
+    errors = {}
+    truth = torch.logsumexp(query.double() @ key.double().T / 30, 1)
+    for isa in ("avx512", "amx"):
+        before = fastcl._build.set_isa(isa)
+        errors[isa] = float((fastcl.contrast(query, key, scale=1 / 30)[1] - truth).abs().max())
+        fastcl._build.set_isa(before)
+    assert errors["amx"] <= 2 * errors["avx512"] + 1e-6
