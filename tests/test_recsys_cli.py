@@ -1,6 +1,7 @@
 """The command line as a user meets it: train, evaluate, recommend, and one clear line for every mistake."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -172,3 +173,15 @@ def test_cost_measures_memory_of_each_loss() -> None:
     logits = 2000 * 8000 * 4
     assert cost["plain_bytes"] > logits  # the logit matrix is there ...
     assert cost["fused_bytes"] < logits / 2  # ... and here it is not
+
+
+def test_every_command_of_the_readme_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"u{user},sku{(user + step) % 25},{100 * user + step}" for user in range(30) for step in range(4)]
+    Path("log.csv").write_text("uid,sku,ts\n" + "\n".join(rows) + "\n")
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    lines = [line for line in readme.splitlines() if line.startswith("fastcl ") and "demo" not in line]
+    assert len({line.split()[1] for line in lines}) == 8
+    for line in lines:
+        assert cli.main(shlex.split(line.replace("dim=64", "dim=8"))[1:]) == 0, line
+    assert len(Path("lists.csv").read_text().splitlines()) == 1 + 30 * 10

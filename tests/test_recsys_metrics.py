@@ -1,11 +1,9 @@
-"""Ranking metrics against hand-computed cases and a slow oracle, the draw of negatives, and the floors' formulas."""
+"""Ranking metrics against hand-computed cases, a slow oracle and an independent library, and the draw of negatives."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcl.recsys.data import Cases, Feature, Histories, Interactions, Items
+from fastcl.recsys.data import Cases, Feature, Histories, Items
 from fastcl.recsys.distance import feature_vectors
-from fastcl.recsys.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.metrics import draw_negatives, evaluate, rank_cases, top_k
 
 INF = math.inf
-BIG_DATA = Path(os.environ.get("FASTCL_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
 class Table:
@@ -221,70 +217,6 @@ def test_pop100_ranks_among_the_drawn_items_only() -> None:
     assert result["hr@10"] == pytest.approx(np.mean(hits))
     gains = [hit / math.log2(rank + 1) for hit, rank in zip(hits, ranks, strict=True)]
     assert result["ndcg@10"] == pytest.approx(np.mean(gains))
-
-
-def test_popularity_and_personal_frequency() -> None:
-    counts = np.array([0, 5, 0, 5_000_000, 5_000_001])
-    history = Histories.from_lists([[1, 2, 2], []])
-    popularity = Popularity(counts).scores(history)
-    assert popularity.dtype == torch.float32
-    assert popularity.tolist() == [[-INF, 5.0, 0.0, 5_000_000.0, 5_000_001.0]] * 2
-    frequency = PersonalFrequency(counts).scores(history)
-    assert frequency.dtype == torch.float32
-    # 2 twice, 1 once, then by popularity; a user without history gets popularity.
-    assert top_k(frequency, history, 4, "keep")[0].tolist() == [[2, 1, 4, 3], [4, 3, 1, 2]]
-    assert (frequency[:, 0] == -INF).all()
-
-
-def co_occurrence_oracle(train: list[list[int]], history: list[int], n_items: int) -> list[float]:
-    users = {i: {u for u, row in enumerate(train) if i in row} for i in range(1, n_items + 1)}
-    clicks = Counter(item for row in train for item in row)
-    scores = []
-    for j in range(1, n_items + 1):
-        total = 0.0
-        for age, i in enumerate(reversed(history)):
-            if users[i] and users[j]:
-                total += 0.8**age * len(users[i] & users[j]) / math.sqrt(len(users[i]) * len(users[j]))
-            for row in train:
-                for at, item in enumerate(row):
-                    for step in (1, 2, 3):
-                        if item == i and row[at + step : at + step + 1] == [j]:
-                            total += 0.8**age * 0.8 ** (step - 1) / math.sqrt(clicks[i])
-        scores.append(total)
-    return scores
-
-
-@given(
-    st.lists(st.lists(st.integers(1, 5), max_size=6), min_size=1, max_size=5),
-    st.lists(st.lists(st.integers(1, 5), max_size=5), min_size=1, max_size=3),
-)
-@settings(deadline=None)
-def test_co_occurrence_matches_its_formula(train: list[list[int]], histories: list[list[int]]) -> None:
-    scores = CoOccurrence(Histories.from_lists(train), 5).scores(Histories.from_lists(histories))
-    assert scores.dtype == torch.float32
-    assert scores[:, 0].tolist() == [-INF] * len(histories)
-    for row, history in zip(scores[:, 1:].tolist(), histories, strict=True):
-        assert row == pytest.approx(co_occurrence_oracle(train, history, 5), rel=1e-5, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "popularity", "mix"), [("Office_Products", (0.0055, 0.0015), (0.1258, 0.0652))]
-)  # fmt: skip
-def test_floors_on_amazon_are_near_the_independent_ones(
-    name: str, popularity: tuple[float, float], mix: tuple[float, float]
-) -> None:
-    """Recall@20 and NDCG@20 computed earlier by other code (ties broken by item number, other weights of the mix)."""
-    path = BIG_DATA / "amazon" / f"{name}.txt.gz"
-    if not path.exists():
-        pytest.skip(f"{path} is not there (the big data folder; FASTCL_DATA names another)")
-    split = Interactions.read(path).split()
-    for floor, (recall, ndcg) in (
-        (Popularity(split.counts), popularity),
-        (CoOccurrence(split.train, len(split.items)), mix),
-    ):
-        result = evaluate(floor, split.test, counts=split.counts, k=(20,))
-        assert result["recall@20"] == pytest.approx(recall, rel=0.1)
-        assert result["ndcg@20"] == pytest.approx(ndcg, rel=0.1)
 
 
 def test_ranks_agree_with_an_independent_library() -> None:

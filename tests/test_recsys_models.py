@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import fastcl
 from fastcl import reference
 from fastcl.recsys import CLRec, CLRecConfig, Feature, Histories, Items, SASRec, SASRecConfig
-from fastcl.recsys.batching import Unclicked, batch_count, bucketed, newest, pack, prefixes, windows
+from fastcl.recsys.batching import newest, pack, prefixes
 from fastcl.recsys.layers import POSITIONS
 
 MODELS = [SASRec, CLRec]
@@ -36,69 +36,6 @@ def histories(rows: int = 30, count: int = 40, seed: int = 0, longest: int = 15)
 
 def rows(histories: Histories) -> list[list[int]]:
     return [histories.item[a:b].tolist() for a, b in zip(histories.offsets, histories.offsets[1:], strict=False)]
-
-
-# Batching
-
-
-def test_windows_make_every_click_but_the_first_a_target_once():
-    data = histories()
-    spans = windows(data, 4)
-    targets = np.concatenate([np.arange(a + 1, b) for a, b in zip(spans.start, spans.stop, strict=True)])
-    firsts = data.offsets[:-1]
-    assert sorted(targets) == sorted(set(range(len(data.item))) - set(firsts))
-    assert ((spans.stop - spans.start) <= 5).all()
-    assert ((spans.stop - spans.start) >= 2).all()
-    assert (spans.start >= data.offsets[spans.row]).all()
-    assert (spans.stop <= data.offsets[spans.row + 1]).all()
-    # The newest window is a full one wherever the history is long enough.
-    longest = [spans.stop[spans.row == r].max() - spans.start[spans.row == r].max() for r in set(spans.row)]
-    assert longest == [min(5, n) for n in data.lengths if n > 1]
-
-
-def test_prefixes_hold_the_newest_clicks_before_each_target():
-    data = histories()
-    spans = prefixes(data, 4)
-    found = {(r, t): data.item[a:t].tolist() for r, a, t in zip(spans.row, spans.start, spans.stop, strict=True)}
-    expected = {}
-    for r, row in enumerate(rows(data)):
-        for p in range(1, len(row)):
-            expected[r, data.offsets[r] + p] = row[max(0, p - 4) : p]
-    assert found == expected
-
-
-def test_buckets_hold_every_span_once_and_waste_little():
-    data = histories(rows=3000, longest=50)
-    spans = windows(data, 50)
-    batches = list(bucketed(spans, 32, np.random.default_rng(0)))
-    assert sorted(np.concatenate([b.start for b in batches])) == sorted(spans.start)
-    assert len(batches) == batch_count(spans, 32)
-    real = sum((b.stop - b.start).sum() for b in batches)
-    assert sum(len(b.start) * (b.stop - b.start).max() for b in batches) < 1.1 * real
-    lengths = [int((b.stop - b.start).max()) for b in batches]
-    assert lengths != sorted(lengths)
-
-
-def test_pad_and_unpad_are_inverse():
-    data = histories()
-    clicks = pack(newest(data, 6))
-    x = torch.randn(len(clicks.source), 3)
-    block = clicks.pad(x)
-    assert block.shape == (len(data), 6, 3)
-    assert torch.equal(clicks.unpad(block), x)
-    assert torch.equal(block[3, : clicks.length[3]], x[clicks.row == 3])
-    assert (block[torch.arange(6) >= clicks.length[:, None]] == 0).all()
-    assert torch.equal(x[clicks.last], torch.stack([x[clicks.row == r][-1] for r in range(len(data))]))
-
-
-def test_unclicked_items_are_drawn_uniformly():
-    data = Histories.from_lists([[2, 2, 5], [1, 2, 3, 4, 5, 6], [6, 1], []])
-    draw = Unclicked(data, 6).draw(np.repeat([0, 1, 2, 3], 4000), np.random.default_rng(0)).reshape(4, -1)
-    for row, free in ((0, [1, 3, 4, 6]), (2, [2, 3, 4, 5]), (3, [1, 2, 3, 4, 5, 6])):
-        values, counts = np.unique(draw[row], return_counts=True)
-        assert values.tolist() == free
-        assert (abs(counts / 4000 - 1 / len(free)) < 0.03).all()
-    assert (draw[1] == 0).all()
 
 
 # Both models

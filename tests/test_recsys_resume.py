@@ -18,13 +18,29 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fastcl.recsys import CLRec, Histories, Interactions, SASRec, Split, checkpoint, cli, evaluate, fit, load, resume
+from fastcl.recsys import (
+    BERT4Rec,
+    CLRec,
+    ContrastVAE,
+    Histories,
+    Interactions,
+    SASRec,
+    Split,
+    checkpoint,
+    cli,
+    evaluate,
+    fit,
+    load,
+    resume,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 COLUMNS = ["--user", "who", "--item", "what", "--time", "when"]
 SETTINGS: dict[type, dict[str, Any]] = {
     SASRec: {"dim": 8, "batch": 15, "max_len": 5, "loss": "bce"},  # draws negatives, and dropout
     CLRec: {"dim": 8, "batch": 40, "negatives": 200, "max_len": 5},  # a queue that is not full after the first epoch
+    ContrastVAE: {"dim": 8, "batch": 15, "max_len": 5, "reconstruction": "sampled", "samples": 5},  # parts of the loss
+    BERT4Rec: {"dim": 8, "batch": 15, "max_len": 5},  # draws what it covers
 }
 
 
@@ -114,7 +130,7 @@ class Stop(BaseException):
     """Ends a training as Ctrl-C would."""
 
 
-@pytest.mark.parametrize("model_class", [SASRec, CLRec])
+@pytest.mark.parametrize("model_class", [SASRec, CLRec, BERT4Rec, ContrastVAE])
 def test_stopped_before_any_of_its_writes(
     model_class: type, split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

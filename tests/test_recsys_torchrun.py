@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from train_ranks import OPTIONS
 
-from fastcl.recsys import Interactions, SASRec, evaluate, fit, load
+from fastcl.recsys import BERT4Rec, CLRec, ContrastVAE, Histories, Interactions, Items, SASRec, evaluate, fit, load
 from fastcl.recsys.batching import Spans, bucketed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -68,6 +68,17 @@ def test_the_loss_curve_is_that_of_one_process(table: Path, runs: Path) -> None:
         assert best[name] == pytest.approx(scores[name], rel=1e-12)
 
 
+def test_parts_of_the_loss_are_those_of_one_process(table: Path, runs: Path) -> None:
+    split = Interactions.read(table, user="who", item="what", time="when").split()
+    alone = fit(ContrastVAE(split.items, seed=0, **OPTIONS[ContrastVAE]), split, epochs=3, progress=False)
+    for ours, theirs in zip(lines(runs / "contrastvae"), alone, strict=True):
+        assert ours["loss"] == sum(ours["loss_parts"].values())
+        assert list(ours["loss_parts"]) == ["reconstruction", "kl", "contrast", "alpha"]
+        # Each process draws its own noise, and contrasts its own share of a batch: fewer negatives, a lower loss.
+        assert ours["loss_parts"].pop("contrast") < theirs["loss_parts"].pop("contrast")
+        assert ours["loss_parts"] == pytest.approx(theirs["loss_parts"], rel=0.05)
+
+
 def test_every_process_has_its_own_queue_and_all_are_kept(runs: Path) -> None:
     tensors = load_file(runs / "clrec" / "last.safetensors")
     keys = [tensors[f"process/{rank}/buffer/queue._keys"] for rank in (0, 1)]
@@ -94,8 +105,31 @@ def test_the_command(table: Path, runs: Path, tmp_path: Path) -> None:
     (printed,) = done.stdout.splitlines()
     assert json.loads(printed)["epochs"] == 3
     assert done.stderr.count("epoch 3/3") == 1
+    assert done.stderr.count("fastcl: note:") == 1
     assert [line["loss"] for line in lines(tmp_path / "run")] == [line["loss"] for line in lines(runs / "sasrec")]
     assert json.loads((tmp_path / "run" / "config.json").read_text())["processes"] == 2
+
+
+@pytest.mark.parametrize(
+    ("model_class", "options"),
+    [
+        (SASRec, {}),
+        (CLRec, {"time_cuts": ()}),
+        (BERT4Rec, {}),
+        (ContrastVAE, {}),
+        (ContrastVAE, {"augment": ("crop", "reorder")}),
+    ],
+)
+def test_an_empty_share_of_a_batch_has_no_targets(model_class: Any, options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(0)
+    train = Histories.from_lists([rng.integers(1, 31, 3).tolist() for _ in range(9)])
+    counts = []
+    for rank in range(3):
+        model = model_class(Items(tuple(f"i{n}" for n in range(30))), dim=8, batch=4, **options).train()
+        model.share = rank, 3
+        counts.append([model.targets(batch) for batch in model.batches(train, np.random.default_rng(0))])
+    assert len({len(share) for share in counts}) == 1
+    assert min(min(share) for share in counts) == 0 < min(map(sum, zip(*counts, strict=True)))
 
 
 @pytest.mark.parametrize("processes", [2, 3, 8])

@@ -1,6 +1,6 @@
 """What two processes train together, for test_recsys_torchrun.py to compare: torchrun ... train_ranks.py TABLE FOLDER.
 
-SASRec; CLRec; and CLRec stopped within an epoch and resumed.
+SASRec; ContrastVAE; CLRec; and CLRec stopped within an epoch and resumed.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fastcl.recsys import CLRec, Interactions, SASRec, fit, launch, resume, state
+from fastcl.recsys import CLRec, ContrastVAE, Interactions, SASRec, fit, launch, resume, state
 
 OPTIONS: dict[type, dict[str, Any]] = {
     SASRec: {"dim": 16, "batch": 7, "max_len": 5, "dropout": 0.0},
     CLRec: {"dim": 16, "batch": 21, "negatives": 50, "max_len": 5},
+    ContrastVAE: {"dim": 16, "batch": 7, "max_len": 5, "dropout": 0.0, "kl_steps": 10},
 }
 
 
@@ -26,6 +27,7 @@ def main(table: Path, out: Path) -> None:
     with launch.threads(1), launch.processes("cpu"):
         options: dict[str, Any] = {"epochs": 3, "progress": False}
         fit(SASRec(split.items, seed=0, **OPTIONS[SASRec]), split, out=out / "sasrec", **options)
+        fit(ContrastVAE(split.items, seed=0, **OPTIONS[ContrastVAE]), split, out=out / "contrastvae", **options)
         options["save_every"] = 0.0
         fit(CLRec(split.items, seed=0, **OPTIONS[CLRec]), split, out=out / "clrec", **options)
         save, saves = state.save, 0

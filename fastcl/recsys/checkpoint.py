@@ -115,7 +115,12 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     """config.json of a run folder, checked for being one of ours."""
     path = Path(folder) / "config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{folder}: not a run folder (no config.json)")
+        several = ", ".join(run.name for run in runs_in(Path(folder)))
+        raise FileNotFoundError(
+            f"{folder}: holds several runs, expected one of {several}"
+            if several
+            else f"{folder}: not a run folder (no config.json)"
+        )
     try:
         config = json.loads(_read(path))
     except ValueError as error:
@@ -127,6 +132,12 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         hint = "; a model of your own: `fastcl --use FILE ...`, or `register` it, before its run is loaded"
         raise ValueError(f"{path}: expected a model of {known}, got {config.get('model')!r}{hint}")
     return config
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs that `train --seed 1,2,3` made in `folder`; none where it is a run itself, or no folder of runs."""
+    several = sorted(path.parent for path in folder.glob("seed-*/config.json"))
+    return [] if (folder / "config.json").exists() else several
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fastcl.recsys import launch
 from fastcl.recsys.commands import COMMANDS
 
 
@@ -23,8 +24,9 @@ class _Parser(argparse.ArgumentParser):
 def _note(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
-    """A warning as one line, without the place in the code that raised it."""
-    print(f"fastcl: note: {message}", file=sys.stderr)
+    """A warning as one line, without the place in the code that raised it; of several processes, the first one's."""
+    if launch.leads():
+        print(f"fastcl: note: {message}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

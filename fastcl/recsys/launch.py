@@ -44,6 +44,7 @@ def processes(device: str) -> Iterator[torch.device]:
     dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timedelta(hours=2))
     try:
         yield torch.device(place)
+        wait()  # gloo may abort a process that ends while another still uses the group
     finally:
         dist.destroy_process_group()
 

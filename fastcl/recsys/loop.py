@@ -1,7 +1,7 @@
 """One epoch of training: batches into optimiser steps, with a falling learning rate, mixed precision, several batches a
 step and several processes.
 
-It knows models only through `batches`, `steps`, `targets`, `loss` and `after_step`; no validation, no files.
+It knows models only through `batches`, `steps`, `targets`, `parts` and `after_step`; no validation, no files.
 """
 
 import itertools
@@ -48,8 +48,8 @@ def new_run(model: Model, split: Split, settings: Settings, folder: Path | None)
     return Run(model, split, settings, folder, optimizer, Progress())
 
 
-def epoch(run: Run, save: Callable[[], None], label: str) -> float:
-    """The rest of the epoch that `run.progress` stands in; returns the mean loss of its steps.
+def epoch(run: Run, save: Callable[[], None], label: str) -> dict[str, float]:
+    """The rest of the epoch that `run.progress` stands in; returns the mean over its steps of each part of the loss.
 
     save: called between two steps once `save_every` seconds have passed since the last time. label: of the bar on a
     terminal, "" for none.
@@ -62,7 +62,8 @@ def epoch(run: Run, save: Callable[[], None], label: str) -> float:
     batches = model.batches(run.split.train, np.random.default_rng((settings.seed, number)))
     groups = itertools.islice(_grouped(batches, settings.accumulate), progress.step, None)
     model.train()
-    total = torch.full((), progress.total, dtype=torch.float64, device=model.device)
+    names = model.part_names
+    total = torch.tensor(progress.total or [0.0] * len(names), dtype=torch.float64, device=model.device)
     begun, before = time.perf_counter(), progress.seconds
     saved = begun
     steps = run.steps
@@ -74,29 +75,32 @@ def epoch(run: Run, save: Callable[[], None], label: str) -> float:
         progress.step += 1
         late = time.perf_counter() - saved >= settings.save_every
         if run.folder is not None and progress.step < steps and _agreed(late, model.device):
-            progress.total = _finite(float(total), number, settings.lr)
+            progress.total = _finite(total.tolist(), number, settings.lr)
             progress.seconds = before + time.perf_counter() - begun
             save()
             saved = time.perf_counter()
-    progress.total = _finite(float(total), number, settings.lr)
+    progress.total = _finite(total.tolist(), number, settings.lr)
     progress.seconds = before + time.perf_counter() - begun
-    return progress.total / max(steps, 1)
+    return {name: part / max(steps, 1) for name, part in zip(names, progress.total, strict=True)}
 
 
 def step(run: Run, batches: list[Any]) -> Tensor:
-    """One optimiser step; returns its loss, the mean over the targets of all its batches in all processes."""
+    """One optimiser step; returns the parts of its loss, means over the targets of all its batches in all processes."""
     model, optimizer = run.model, run.optimizer
     precision = torch.autocast(model.device.type, torch.bfloat16, enabled=run.settings.precision == "bfloat16")
     alone = len(batches) == 1 and launch.count() == 1
     weights = [1 if alone else model.targets(batch) for batch in batches]
     optimizer.zero_grad()
-    sums = torch.zeros(2, dtype=torch.float64, device=model.device)
+    # A process whose share of a batch is empty adds zeros: hence the names, which no batch is needed for.
+    sums = torch.zeros(len(model.part_names) + 1, dtype=torch.float64, device=model.device)
     for batch, weight in zip(batches, weights, strict=True):
         if weight:
             with precision:
-                loss = model.loss(batch)
+                parts = model.parts(batch)
+                terms = torch.stack([parts[name] for name in model.part_names])
+                loss = terms.sum()
             (loss if alone else loss * weight).backward()
-            sums += torch.stack([loss.detach().double() * weight, sums.new_tensor(weight)])
+            sums += weight * torch.cat([terms.detach().double(), sums.new_ones(1)])
             if batch is not batches[-1]:
                 model.after_step(batch)
     if not alone:
@@ -104,11 +108,11 @@ def step(run: Run, batches: list[Any]) -> Tensor:
         launch.add_gradients(model.parameters())
         for parameter in model.parameters():
             if parameter.grad is not None:
-                parameter.grad /= sums[1]
+                parameter.grad /= sums[-1]
     optimizer.step()
     if weights[-1]:
         model.after_step(batches[-1])
-    return sums[0] / sums[1]
+    return sums[:-1] / sums[-1]
 
 
 def _agreed(wish: bool, device: torch.device) -> bool:
@@ -116,12 +120,13 @@ def _agreed(wish: bool, device: torch.device) -> bool:
     return bool(launch.add(torch.tensor(float(wish and launch.leads()), device=device))) if launch.count() > 1 else wish
 
 
-def _finite(loss: float, number: int, lr: float) -> float:
+def _finite(parts: list[float], number: int, lr: float) -> list[float]:
+    loss = sum(parts)
     if not math.isfinite(loss):
         raise FloatingPointError(
             f"loss: expected a finite number, got {loss} in epoch {number}; try a lower lr than {lr}"
         )
-    return loss
+    return parts
 
 
 def _grouped(batches: Iterator[T], size: int) -> Iterator[list[T]]:

@@ -67,16 +67,16 @@ class Settings:
 @dataclass
 class Progress:
     """history: one line for every finished epoch. The rest is of the epoch under way: optimiser steps done, the sum
-    of their losses, seconds spent.
+    of their losses (a number for each part, none before the first step), seconds spent.
     """
 
-    history: list[dict[str, float]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
     step: int = 0
-    total: float = 0.0
+    total: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
-    def best(self) -> dict[str, float] | None:
+    def best(self) -> dict[str, Any] | None:
         """The line of the best epoch so far."""
         return next((line for line in reversed(self.history) if line["best"]), None)
 

@@ -41,7 +41,7 @@ def fit(
     force: bool = False,
     record: Mapping[str, Any] | None = None,
     progress: bool = True,
-) -> list[dict[str, float]]:
+) -> list[dict[str, Any]]:
     """Trains `model` on split.train and leaves it in eval mode with the weights of its best epoch on split.valid.
 
     Same seed, machine and thread count: the same weights bit for bit, interrupted (see `resume`) or not. The caller's
@@ -66,8 +66,9 @@ def fit(
         record: joins config.json (the data's path and options, say).
         progress: report on stderr: a bar on a terminal, a line an epoch elsewhere.
 
-    Returns: one dict an epoch: epoch, loss (mean over the steps), recall@10, ndcg@10 (validation), seconds (training
-        alone), best (whether its weights are the best so far); the same lines as metrics.jsonl.
+    Returns: one dict an epoch: epoch, loss (mean over the steps), loss_parts (of each term, where the model's loss has
+        several), recall@10, ndcg@10 (validation), seconds (training alone), best (whether its weights are the best so
+        far); the same lines as metrics.jsonl.
 
     Raises FloatingPointError when the loss stops being finite.
 
@@ -92,7 +93,7 @@ def fit(
     return _train(loop.new_run(model, split, settings, folder), progress)
 
 
-def resume(folder: str | Path, split: Split | None = None, progress: bool = True) -> list[dict[str, float]]:
+def resume(folder: str | Path, split: Split | None = None, progress: bool = True) -> list[dict[str, Any]]:
     """Goes on with the run in `folder` from its last checkpoint; `load(folder)` then gives its best model.
 
     The end is the same bit for bit as without the interruption (same machine, same versions; the number of threads is
@@ -166,7 +167,7 @@ def new_folder(out: str | Path, force: bool) -> Path:
     return folder
 
 
-def _train(run: Run, progress: bool) -> list[dict[str, float]]:
+def _train(run: Run, progress: bool) -> list[dict[str, Any]]:
     model, settings = run.model, run.settings
     report = progress and launch.leads()
     model.share = (launch.rank(), launch.count())
@@ -175,12 +176,13 @@ def _train(run: Run, progress: bool) -> list[dict[str, float]]:
         while not run.progress.done(settings):
             epoch = len(run.progress.history) + 1
             label = f"{model.name} {epoch}/{settings.epochs}" if report else ""
-            loss = loop.epoch(run, lambda: _save(run), label)
+            parts = loop.epoch(run, lambda: _save(run), label)
             scores = _validate(run)
             found = run.progress.best
-            line = {
+            line: dict[str, Any] = {
                 "epoch": epoch,
-                "loss": loss,
+                "loss": sum(parts.values()),
+                **({"loss_parts": parts} if len(parts) > 1 else {}),
                 **scores,
                 "seconds": run.progress.seconds,
                 "best": found is None or scores[settings.metric] > found[settings.metric],
@@ -255,7 +257,7 @@ def _announce(folder: Path, config: Mapping[str, Any], run: Run) -> None:
     print(f"{folder}: {finished}{', the run is complete' if run.progress.done(run.settings) else ''}", file=sys.stderr)
 
 
-def _say(name: str, epochs: int, line: Mapping[str, float]) -> None:
+def _say(name: str, epochs: int, line: Mapping[str, Any]) -> None:
     best = "  best so far" if line["best"] else ""
     print(
         f"{name} epoch {line['epoch']}/{epochs}: loss {line['loss']:.4f}, "

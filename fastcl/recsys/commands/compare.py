@@ -8,7 +8,7 @@ from typing import Any
 from fastcl.recsys import checkpoint, report
 from fastcl.recsys.commands.common import cutoffs
 from fastcl.recsys.commands.evaluate import add_metric_options, named_metrics, vectors_for
-from fastcl.recsys.commands.runs import add_run_options, groups_of, open_runs
+from fastcl.recsys.commands.runs import add_run_options, groups_of, open_runs, run_folders
 from fastcl.recsys.compare import Comparison, compare
 from fastcl.recsys.metrics import evaluate
 
@@ -16,7 +16,8 @@ from fastcl.recsys.metrics import evaluate
 def add(commands: Any) -> None:
     parser = commands.add_parser("compare", help="runs side by side: mean and spread over seeds, a paired test")
     option = parser.add_argument
-    option("folders", nargs="+", metavar="RUN", help="on the same data; the others are tested against the first")
+    of_runs = "run folders, or folders of several runs, on the same data; the others are tested against the first"
+    option("folders", nargs="+", metavar="RUN", help=of_runs)
     add_run_options(parser)
     add_metric_options(parser)
     option("--csv", metavar="FILE", help="write the table there")
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace) -> None:
     k = cutoffs("--k", args.k)
     protocol = args.protocol or "full"
     metrics = named_metrics(args.metrics, protocol)
-    runs, split, seen = open_runs(args.folders, args)
+    runs, split, seen = open_runs(run_folders(*args.folders), args)
     vectors = vectors_for(metrics, split)
     options: dict[str, Any] = {"k": k, "seen": seen, "protocol": protocol, "metrics": metrics, "vectors": vectors}
     groups = groups_of(runs)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     by = tuple(part.strip() for part in args.by.split(",") if part.strip())
     check_groups(by)
     ratios = _ratios(args.robustness)
-    (found_run,), split, seen = open_runs([args.folder], args)
+    (found_run,), split, seen = open_runs([Path(args.folder)], args)
     vectors = vectors_for(metrics, split)
     model = found_run.model
     scorers: dict[str, Scorer] = {**report.floors(split, seen), model.name: model}

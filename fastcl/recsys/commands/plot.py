@@ -3,16 +3,17 @@
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
-from fastcl.recsys.commands.runs import Run, add_run_options, open_runs
+from fastcl.recsys.commands.runs import Run, add_run_options, open_runs, run_folders
 from fastcl.recsys.plot import plot
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("plot", help="pictures of runs: PNGs and one HTML page")
     option = parser.add_argument
-    option("folders", nargs="+", metavar="RUN")
+    option("folders", nargs="+", metavar="RUN", help="run folders, or folders of several runs, on the same data")
     add_run_options(parser)
     option("-o", "--out", required=True, metavar="FOLDER", help="pictures of the same names in it are overwritten")
     option("--json", action="store_true", help="print the files as JSON")
@@ -20,8 +21,8 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    runs, split, seen = open_runs(args.folders, args)
-    names = [run.folder.resolve().name for run in runs]
+    runs, split, seen = open_runs(run_folders(*args.folders), args)
+    names = [_name(run.folder.resolve()) for run in runs]
     if len(set(names)) < len(names):  # the same last part: the paths as they were given
         names = [str(run.folder) for run in runs]
     named = dict(zip(names, runs, strict=True))
@@ -38,6 +39,10 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps({"files": [str(file) for file in files]}))
     else:
         print("\n".join(map(str, files)))
+
+
+def _name(folder: Path) -> str:
+    return f"{folder.parent.name}/{folder.name}" if folder.name.startswith("seed-") else folder.name
 
 
 def _log(run: Run) -> list[dict[str, Any]]:

@@ -1,10 +1,10 @@
 """fastcl resume: goes on with a run, or with all runs of a folder, that were interrupted."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from fastcl.recsys import checkpoint, launch
+from fastcl.recsys.commands.runs import run_folders
 from fastcl.recsys.commands.train import print_result
 from fastcl.recsys.train import resume
 
@@ -19,10 +19,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     checkpoint.require_safetensors()
-    top = Path(args.folder)
-    folders = sorted(path.parent for path in top.glob("seed-*/config.json"))
-    if (top / "config.json").exists() or not folders:
-        folders = [top]
+    folders = run_folders(args.folder)
     with launch.processes(checkpoint.read_config(folders[0]).get("device", "cpu")):
         for folder in folders:
             print_result(folder, resume(folder), args.json)

@@ -34,21 +34,24 @@ def add_run_options(parser: Any) -> None:
     option("--seen", choices=SEEN, help="(default: as in training)")
 
 
-def open_runs(folders: Sequence[str], args: argparse.Namespace) -> tuple[list[Run], Split, str]:
+def run_folders(*folders: str) -> list[Path]:
+    """The folders themselves, or the runs in one where `train --seed 1,2,3` made several."""
+    return [run for folder in folders for run in checkpoint.runs_in(Path(folder)) or [Path(folder)]]
+
+
+def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> tuple[list[Run], Split, str]:
     """The runs, their data, and how seen items are treated.
 
     ValueError where a run is named twice or cannot be compared with the first: on other data, or with other treatment
     of seen items and no --seen to decide.
     """
-    if len({Path(folder).resolve() for folder in folders}) < len(folders):
-        raise ValueError(f"RUN: expected different folders, got {' '.join(folders)}")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ValueError(f"RUN: expected different folders, got {' '.join(map(str, folders))}")
     configs = [checkpoint.read_config(folder) for folder in folders]
     treatments = sorted({config.get("seen", "mask") for config in configs})
     if args.seen is None and len(treatments) > 1:
         raise ValueError(f"RUN: trained with --seen {' and '.join(treatments)}; expected --seen for all")
-    runs = [
-        Run(Path(folder), config, checkpoint.load(folder)) for folder, config in zip(folders, configs, strict=True)
-    ]
+    runs = [Run(folder, config, checkpoint.load(folder)) for folder, config in zip(folders, configs, strict=True)]
     splits: dict[str, Split] = {}
     for run in runs:
         place = json.dumps(_data(run, args.data), sort_keys=True)

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
             print_result(folder, resume(folder, split), args.json)
 
 
-def print_result(folder: Path, history: list[dict[str, float]], as_json: bool) -> None:
+def print_result(folder: Path, history: list[dict[str, Any]], as_json: bool) -> None:
     """A finished run on stdout: a line, or one of JSON."""
     if not launch.leads():
         return

@@ -24,6 +24,8 @@ class Model(nn.Module, ABC):
 
     name: ClassVar[str]
     Config: ClassVar[type]
+    # Names of the terms that `parts` gives; metrics.jsonl has the mean of each one where there are several.
+    part_names: tuple[str, ...] = ("loss",)
     # Which part of each batch `batches` gives, of how many: several processes share the batches out. For `bucketed`.
     share: tuple[int, int] = (0, 1)
 
@@ -67,6 +69,10 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def loss(self, batch: Any) -> Tensor:
         """The mean loss of a batch, a scalar."""
+
+    def parts(self, batch: Any) -> dict[str, Tensor]:
+        """The scalars, one for each of `part_names`, whose sum is the loss: what training calls."""
+        return {"loss": self.loss(batch)}
 
     @abstractmethod
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Any]:

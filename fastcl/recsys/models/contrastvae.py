@@ -145,6 +145,8 @@ class ContrastVAE(Model):
                 if isinstance(module, nn.Linear):
                     nn.init.zeros_(module.bias)
         varied = VARIATIONAL in config.augment
+        more = {"contrast": bool(config.augment), "alpha": varied}
+        self.part_names = ("reconstruction", "kl", *(name for name, there in more.items() if there))
         self.alpha_logit = nn.Parameter(torch.zeros(ALPHAS[config.alpha](config))) if varied else None
         learned = config.temperature_is == "learned" and config.augment
         self.log_temperature = nn.Parameter(torch.tensor(config.temperature).log()) if learned else None
@@ -258,7 +260,7 @@ class ContrastVAE(Model):
         self, first: View, train: Histories, spans: Spans, unclicked: Unclicked, rng: np.random.Generator
     ) -> tuple[View, ...]:
         names = [name for name in self.config.augment if name in SEQUENCE]
-        if not names:
+        if not names or not len(spans.row):  # no spans: the share of one of several processes
             return (first,) if self.config.augment else ()
         items, targets, lengths = [], [], []
         for start, stop in zip(spans.start, spans.stop, strict=True):
