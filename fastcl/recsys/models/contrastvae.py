@@ -206,11 +206,16 @@ class ContrastVAE(Model):
         """Signs of posterior collapse, means over all positions of the histories: "kl", of q(z|x) to N(0, I), summed
         over D, and "variance", of a latent dimension.
         """
-        item, clicks, mask = self._newest(histories)
-        mu, log_variance = self.posterior(item, clicks, mask)
-        real = item != PAD
-        kl = divergence(mu, log_variance)[real].mean()
-        return {"kl": float(kl), "variance": float(log_variance[real].exp().mean())}
+        kl, variance, count = 0.0, 0.0, 0
+        for start in range(0, len(histories), 256):
+            rows = np.arange(start, min(start + 256, len(histories)))
+            item, clicks, mask = self._newest(histories.take(rows))
+            mu, log_variance = self.posterior(item, clicks, mask)
+            real = item != PAD
+            kl += divergence(mu, log_variance)[real].double().sum().item()
+            variance += log_variance[real].exp().mean(-1).double().sum().item()
+            count += int(real.sum())
+        return {"kl": kl / count, "variance": variance / count}
 
     def loss(self, batch: tuple[View, ...]) -> Tensor:
         return torch.stack(list(self.parts(batch).values())).sum()
