@@ -58,8 +58,11 @@ def read(results: Path) -> list[dict[str, Any]]:
 
 
 def revision() -> str:
-    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
+    """The commit, and whether the package differs from it (the results file itself always does)."""
+    git = ["git", "-C", str(HERE.parent)]
+    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    changed = subprocess.run([*git, "status", "--porcelain", "--", "fastcl", "csrc"], capture_output=True, text=True)
+    return (commit or "unknown") + ("-dirty" if changed.stdout.strip() else "")
 
 
 def table(manifest: dict[str, Any], done: list[dict[str, Any]]) -> str:

@@ -49,7 +49,7 @@ class ContrastVAEConfig:
     blocks: int = 1
     max_len: int = 50
     positions: str = "newest"
-    dropout: float = 0.4
+    dropout: float = 0.5
     attention_dropout: float = 0.0
     batch: int = 128
     augment: tuple[str, ...] = (VARIATIONAL,)
@@ -59,10 +59,10 @@ class ContrastVAEConfig:
     samples: int = 512
     debias: float = 0.0
     contrast: str = "infonce"
-    contrast_weight: float = 0.1
-    temperature: float = 0.5
+    contrast_weight: float = 0.3
+    temperature: float = 0.2
     temperature_is: str = "fixed"
-    kl_weight: float = 0.01
+    kl_weight: float = 0.005
     kl_steps: int = 1000
     lr: float = 3e-3
     compat: str = "none"
@@ -108,8 +108,7 @@ class ContrastVAE(Model):
     position, a third decodes z; scores are inner products of its newest position with the item table. z = mu +
     sigma eps in training (alpha sigma eps in the second view under VA), mu otherwise. rec and KL (summed over D) are
     means over real positions; the contrast compares the means of z over each sequence's positions. alpha =
-    sigmoid(parameter), from 0.5, and costs the KL of variational dropout (Molchanov et al. 2017's bound, Kingma et al.
-    2015, Eq. 14).
+    sigmoid(parameter), from 0.5, and costs the KL of variational dropout (Kingma et al. 2015, Eq. 14).
 
     Args:
         items: the item table; the ids outside belong to it.
@@ -202,11 +201,16 @@ class ContrastVAE(Model):
         """Signs of posterior collapse, means over all positions of the histories: "kl", of q(z|x) to N(0, I), summed
         over D, and "variance", of a latent dimension.
         """
-        item, clicks, mask = self._newest(histories)
-        mu, log_variance = self.posterior(item, clicks, mask)
-        real = item != PAD
-        kl = divergence(mu, log_variance)[real].mean()
-        return {"kl": float(kl), "variance": float(log_variance[real].exp().mean())}
+        kl, variance, count = 0.0, 0.0, 0
+        for start in range(0, len(histories), 256):
+            rows = np.arange(start, min(start + 256, len(histories)))
+            item, clicks, mask = self._newest(histories.take(rows))
+            mu, log_variance = self.posterior(item, clicks, mask)
+            real = item != PAD
+            kl += divergence(mu, log_variance)[real].double().sum().item()
+            variance += log_variance[real].exp().mean(-1).double().sum().item()
+            count += int(real.sum())
+        return {"kl": kl / count, "variance": variance / count}
 
     def loss(self, batch: tuple[View, ...]) -> Tensor:
         return torch.stack(list(self.parts(batch).values())).sum()
