@@ -1,5 +1,6 @@
 """The command line as a user meets it: train, evaluate, recommend, and one clear line for every mistake."""
 
+import csv
 import json
 import shlex
 import sys
@@ -148,11 +149,16 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert fastcl.config()["isa"] in capsys.readouterr().out
 
 
-def test_demo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     # The real demo on the real ratings, with models small enough for a test.
     plan = ("mask", {"sasrec": (1, {"dim": 8, "max_len": 5}), "clrec": (1, {"dim": 8, "max_len": 5, "batch": 1024})})
     monkeypatch.setitem(demo.PLANS, "movies", plan)
-    text = demo.run("movies", tmp_path / "demo")
+    assert call("demo", "-o", tmp_path / "demo", "--json") == 0
+    numbers = json.loads(capsys.readouterr().out)
+    assert numbers == json.loads((tmp_path / "demo" / "report.json").read_text())
+    text = (tmp_path / "demo" / "report.txt").read_text()
     for word in ("recall@10", "ndcg@10", "pop100 hr@10", "diversity@10", "popularity@10", "train s", "What to expect"):
         assert word in text
     assert {p.name for p in (tmp_path / "demo").iterdir()} >= {
@@ -162,7 +168,6 @@ def test_demo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "report.txt",
         "report.png",
     }
-    numbers = json.loads((tmp_path / "demo" / "report.json").read_text())
     assert set(numbers["results"]) == {"popularity", "co-occurrence", "sasrec", "clrec"}
     assert load(tmp_path / "demo" / "clrec").name == "clrec"
 
@@ -185,3 +190,6 @@ def test_every_command_of_the_readme_works(tmp_path: Path, monkeypatch: pytest.M
     for line in lines:
         assert cli.main(shlex.split(line.replace("dim=64", "dim=8"))[1:]) == 0, line
     assert len(Path("lists.csv").read_text().splitlines()) == 1 + 30 * 10
+    with open("table.csv", newline="") as table:
+        runs = {row["name"]: row["runs"] for row in csv.DictReader(table)}
+    assert runs == {"sasrec": "3", "clrec": "3", "floor: popularity": "1", "floor: co-occurrence": "1"}

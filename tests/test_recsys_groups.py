@@ -1,4 +1,4 @@
-"""Metrics by groups of cases, and ranking from corrupted histories."""
+"""Metrics by groups of cases, ranking from corrupted histories, and item features as vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcl.recsys.data import Cases, Histories, Interactions, Items
+from fastcl.recsys.data import Cases, Feature, Histories, Interactions, Items
+from fastcl.recsys.distance import feature_vectors
 from fastcl.recsys.floors import Popularity
 from fastcl.recsys.groups import by_group
 from fastcl.recsys.measures import measure
@@ -92,3 +93,10 @@ def test_robustness_reads_noise_and_masks_the_truth() -> None:
     assert kept == robustness(Echo(), cases, ratios=(0.0, 0.5), kinds=("delete",), seen="keep", k=(10,))
     with pytest.raises(ValueError, match="ratios: expected numbers from 0 to 1"):
         robustness(Echo(), cases, ratios=(1.5,))
+
+
+def test_feature_vectors_need_features() -> None:
+    with pytest.raises(ValueError, match="items: expected item features"):
+        feature_vectors(Items(("a",)))
+    vectors = feature_vectors(Items(("a", "b"), features={"f": Feature.from_labels([["x"], []])}))
+    assert vectors.tolist() == [[0.0], [1.0], [0.0]]

@@ -11,8 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcl.recsys.data import Cases, Feature, Histories, Items
-from fastcl.recsys.distance import feature_vectors
+from fastcl.recsys.data import Cases, Histories
 from fastcl.recsys.metrics import draw_negatives, evaluate, rank_cases, top_k
 
 INF = math.inf
@@ -342,10 +341,3 @@ def test_evaluation_agrees_with_recommendation() -> None:
     for k in (1, 5, 10):
         assert recall[f"recall@{k}"] == pytest.approx((lists[:, :k] == cases.target[:, None]).any(1).mean())
     assert recall["recall@1"] <= recall["recall@5"] <= recall["recall@10"]
-
-
-def test_feature_vectors_need_features() -> None:
-    with pytest.raises(ValueError, match="items: expected item features"):
-        feature_vectors(Items(("a",)))
-    vectors = feature_vectors(Items(("a", "b"), features={"f": Feature.from_labels([["x"], []])}))
-    assert vectors.tolist() == [[0.0], [1.0], [0.0]]

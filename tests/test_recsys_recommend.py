@@ -196,6 +196,21 @@ def test_command_for_the_users_of_a_file(run, log, tmp_path, capsys):
     assert out.read_bytes() == before
 
 
+def test_files_are_read_as_the_runs_own_was(tmp_path, capsys):
+    """Its columns, encoding and repeats, wherever its own data and its item features are now."""
+    gone = {"path": str(tmp_path / "gone.csv"), "item_features": str(tmp_path / "gone too.csv")}
+    reading = {"user": "who", "item": "what", "time": "when", "encoding": "latin-1", "repeats": "first"}
+    model = SASRec(Items(("é1", "é2", "é3")), seed=0, **OPTIONS).eval()
+    save(model, tmp_path / "run", {"data": {**gone, **reading}})
+    path = tmp_path / "log.csv"
+    path.write_bytes("when,what,who\n1,é1,zoé\n2,é2,zoé\n3,é1,zoé\n".encode("latin-1"))
+    assert call("recommend", tmp_path / "run", "--users", path, "-k", "3", "--seen", "keep", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)["recommendations"]
+    (expected,) = recommend(model, [["é1", "é2"]], k=3, seen="keep")
+    assert found["user"] == "zoé"
+    assert [(entry["item"], entry["score"]) for entry in found["items"]] == expected
+
+
 def test_info_and_bench_as_json(capsys, monkeypatch):
     from fastcl.recsys.commands import bench
     from fastcl.recsys.cost import Shape

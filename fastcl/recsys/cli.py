@@ -49,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             warnings.showwarning = _note
             args.run(args)
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
-        print(f"fastcl {args.command}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        # The system's own errors begin with a number.
+        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        print(f"fastcl {args.command}: error: {' '.join(text.split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

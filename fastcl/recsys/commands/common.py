@@ -81,6 +81,13 @@ def read_data(data: dict[str, Any]) -> Interactions:
     return Interactions.read(path, **_options(data))
 
 
+def read_clicks(config: Mapping[str, Any], path: str | None) -> Interactions:
+    """The log at `path` (None: the run's own), read as the run's was; without its item features, which may have moved:
+    the model has them."""
+    data = {name: value for name, value in (config.get("data") or {}).items() if name not in _FEATURES}
+    return read_data(data | ({} if path is None else {"path": path}))
+
+
 def read_split(config: Mapping[str, Any]) -> Split:
     """The split that config.json describes: its "data", read as recorded and split as its "split" says."""
     if "data" not in config:

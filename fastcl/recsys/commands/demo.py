@@ -1,6 +1,7 @@
 """fastcl demo: both models on a bundled data set."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from fastcl.recsys import demo
@@ -12,8 +13,10 @@ def add(commands: Any) -> None:
     option("--data", choices=list(demo.PLANS), default="movies")
     option("--seed", type=int, default=0)
     option("-o", "--out", default="runs/demo", help="an earlier demo in it is overwritten (default: %(default)s)")
+    option("--json", action="store_true", help="print report.json instead of the report")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    print(demo.run(args.data, args.out, args.seed))
+    text = demo.run(args.data, args.out, args.seed)
+    print((Path(args.out) / "report.json").read_text(encoding="utf-8") if args.json else text)

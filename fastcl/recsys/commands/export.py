@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from fastcl.recsys import checkpoint
-from fastcl.recsys.commands.common import read_data
+from fastcl.recsys.commands.common import read_clicks
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.export import INDEX, WRITERS, export, require_faiss
 from fastcl.recsys.options import at_least
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> None:
         require_faiss()
     config = checkpoint.read_config(args.folder)
     model = checkpoint.load(args.folder)
-    queries = _queries(args.queries, config.get("data"), model.items) if args.to == "faiss" else None
+    queries = _queries(args.queries, config, model.items) if args.to == "faiss" else None
     found = export(model, args.out, args.to, queries=queries, k=args.k, index=args.index, seed=args.seed)
     if args.json:
         print(json.dumps(found))
@@ -45,12 +45,12 @@ def run(args: argparse.Namespace) -> None:
         print(f"{found['index']}: {recall} against exact search, {found['query_count']:,} queries ({found['queries']})")
 
 
-def _queries(file: str | None, data: dict[str, Any] | None, items: Items) -> Histories | None:
+def _queries(file: str | None, config: dict[str, Any], items: Items) -> Histories | None:
     """Histories of `file`, else of the run's data; None where that has moved or was not recorded."""
-    if file is None and data is None:
+    if file is None and not config.get("data"):
         return None
     try:
-        log = read_data({**(data or {}), **({} if file is None else {"path": file})})
+        log = read_clicks(config, file)
     except FileNotFoundError:
         if file is not None:
             raise

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcl.recsys import checkpoint
-from fastcl.recsys.commands.common import read_data
+from fastcl.recsys.commands.common import read_clicks
 from fastcl.recsys.data import Items
 from fastcl.recsys.metrics import SEEN
 from fastcl.recsys.options import at_least
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
         found = recommend(model, [history], args.k, seen, times=times, strict=args.strict)
         rows, skipped, clicks = [(None, row) for row in found], found.skipped, len(history)
     else:
-        data = read_data({**(config.get("data") or {}), "path": args.users})
+        data = read_clicks(config, args.users)
         rows, skipped, left_out = recommend_users(model, data, args.k, seen, strict=args.strict)
         clicks = len(data.log.item)
     if skipped:
