@@ -154,6 +154,7 @@ def _restore(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with safetensors.safe_open(path, "pt") as file:
         facts = json.loads(file.metadata()["facts"])
+        # An open safetensors file has keys() but cannot be iterated over.
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
     def part(prefix: str) -> dict[str, Tensor]:

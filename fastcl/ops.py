@@ -284,8 +284,9 @@ def contrast(
     slower, with the N x M weights in memory, and outside torch.func only with a key that requires grad (RuntimeError
     without), as others are gone by then. Forward-mode differentiation raises NotImplementedError.
 
-    Autocast: has no effect. Products and sums are made in float32 (float64 for float64 inputs) from the rows as they
-    come, 16-bit ones without widening them in memory; the encoder's matrix products are what autocast speeds up.
+    Autocast: has no effect. Products and sums are made in float32, or as exactly (float64 for float64 inputs), from the
+    rows as they come, 16-bit ones without widening them in memory; the encoder's matrix products are what autocast
+    speeds up.
 
     Errors: TypeError for types and dtypes, ValueError for shapes, devices and values, each naming the argument.
 

@@ -81,7 +81,7 @@ def test_a_file_that_fails_is_one_line(pooled: Path, capsys: pytest.CaptureFixtu
 
 def test_what_cannot_be_registered_is_refused() -> None:
     with pytest.raises(TypeError, match="model: expected a subclass of Model, got <class 'int'>"):
-        register(int)  # type: ignore[type-var]
+        register(int)
     with pytest.raises(TypeError, match="expected a name and a dataclass Config in Nameless"):
         register(type("Nameless", (SASRec,), {"name": ""}))
     with pytest.raises(ValueError, match="expected a name that is free, got 'sasrec', which is SASRec"):

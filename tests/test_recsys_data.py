@@ -4,42 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
-import lzma
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logs import lists, named, times, write
 
 from fastcl.recsys.data import Cases, Feature, Histories, Interactions, Items, bundled
 
 ROWS = st.lists(st.lists(st.integers(1, 9), max_size=6), max_size=8)
-
-
-def lists(histories: Histories) -> list[list[int]]:
-    bounds = histories.offsets.tolist()
-    return [histories.item[a:b].tolist() for a, b in zip(bounds, bounds[1:], strict=False)]
-
-
-def times(histories: Histories) -> list[list[float]]:
-    assert histories.time is not None
-    bounds = histories.offsets.tolist()
-    return [histories.time[a:b].tolist() for a, b in zip(bounds, bounds[1:], strict=False)]
-
-
-def named(data: Interactions) -> dict[str, list[str]]:
-    return {
-        user: [data.items.ids[item - 1] for item in row] for user, row in zip(data.users, lists(data.log), strict=True)
-    }
-
-
-def write(path: Path, data: str | bytes) -> Path:
-    raw = data.encode() if isinstance(data, str) else data
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    with opener(path, "wb") as file:
-        file.write(raw)
-    return path
 
 
 @given(ROWS, st.data(), st.integers(1, 7))

@@ -5,8 +5,6 @@ Numbers in comments are explained in test_recsys_reading.py.
 
 from __future__ import annotations
 
-import gzip
-import lzma
 import warnings
 from pathlib import Path
 
@@ -14,35 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from logs import lists, named, times, write
 
 from fastcl.recsys.data import Histories, Interactions, Items, LeakageWarning
 from fastcl.recsys.models import MODELS, Model
 from fastcl.recsys.train import fit
-
-
-def lists(histories: Histories) -> list[list[int]]:
-    bounds = histories.offsets.tolist()
-    return [histories.item[a:b].tolist() for a, b in zip(bounds, bounds[1:], strict=False)]
-
-
-def times(histories: Histories) -> list[list[float]]:
-    assert histories.time is not None
-    bounds = histories.offsets.tolist()
-    return [histories.time[a:b].tolist() for a, b in zip(bounds, bounds[1:], strict=False)]
-
-
-def named(data: Interactions) -> dict[str, list[str]]:
-    return {
-        user: [data.items.ids[item - 1] for item in row] for user, row in zip(data.users, lists(data.log), strict=True)
-    }
-
-
-def write(path: Path, data: str | bytes) -> Path:
-    raw = data.encode() if isinstance(data, str) else data
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    with opener(path, "wb") as file:
-        file.write(raw)
-    return path
 
 
 @given(
