@@ -9,46 +9,11 @@
 //
 // A tile is 16 rows of 64 bytes: for the left operand 16 x 32 elements, for the right one 16 pairs of rows x 16 columns.
 // What makes a pair is free as long as both sides agree: element i and element i + 16 of a step of 32, so that pairing
-// is a shift and an or (natural neighbours where 16-bit data is taken as it is).
+// is a shift and an or.
 //   rows     [tile][step of features][2 halves of 16 rows][part][16 x 32]
 //   panels   [panel][step of features][part][2 halves of 16 columns][16 pairs x 16]
 //   values   [panel of features][step of columns][part][2 halves of 16 features][16 pairs x 16]
 //   weights  [panel][tile][row in tile][column in panel], float32
-
-// Inline assembly, because the compiler's own macros do not say that they read and write memory.
-#define FASTCL_TILE_ZERO(t) __asm__ volatile("tilezero %tmm" #t)
-#define FASTCL_TILE_LOAD(t, from) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t::"r"(from), "r"(int64_t{64}))
-#define FASTCL_TILE_STORE(t, to) \
-  __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(to), "r"(int64_t{64}) : "memory")
-#define FASTCL_TILE_MULTIPLY(c, a, b) __asm__ volatile("tdpbf16ps %tmm" #b ", %tmm" #a ", %tmm" #c)
-
-constexpr int64_t kTileElements = 256;  // of a tile, as float
-
-struct TileConfig {
-  uint8_t palette = 1, start = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-typedef uint32_t Bits __attribute__((vector_size(FASTCL_VECTOR_BYTES)));
-
-// The parts of two vectors as pairs: lane i of out[part] holds (a_i, b_i) with a in the low half. Parts round to nearest
-// (ties away), so the second is at most 2^-9 of the first; the third is exact.
-template <int kParts>
-inline __attribute__((always_inline)) void split_pairs(Vec<float> a, Vec<float> b, float* out, int64_t step) {
-#pragma GCC unroll 3
-  for (int part = 0; part < kParts; ++part) {
-    Bits pa = (Bits)a, pb = (Bits)b;
-    if (part + 1 < kParts || kParts < 3) {
-      pa = (pa + 0x8000u) & 0xffff0000u;
-      pb = (pb + 0x8000u) & 0xffff0000u;
-      a -= (Vec<float>)pa;
-      b -= (Vec<float>)pb;
-    }
-    // Masked again: what is left of a number near the end of the range has bits below a bfloat16's.
-    store(out + part * step, (Vec<float>)(pa >> 16 | (pb & 0xffff0000u)));
-  }
-}
 
 // 16-bit data is split in kData = 1 (bfloat16) or 2 (float16) parts, float32 in 3.
 template <int kData>
@@ -322,50 +287,6 @@ struct Amx {
   }
 
  private:
-  static inline __attribute__((always_inline)) void store_tiles(float (&c)[4][kTileElements]) {
-    FASTCL_TILE_STORE(0, c[0]);
-    FASTCL_TILE_STORE(1, c[1]);
-    FASTCL_TILE_STORE(2, c[2]);
-    FASTCL_TILE_STORE(3, c[3]);
-  }
-
-  // Tiles 2 left + side: two left operands [step][part], `stride` from step to step, times right [step][part][side]; all
-  // pairs of parts that matter. between(done, total) is called after each four tile products: the tiles' unit works
-  // through those on its own, but only if what shall go on meanwhile comes soon enough in the stream of instructions.
-  template <int kLeft, int kRight, class Between>
-  static inline __attribute__((always_inline)) void product(const float* left0, const float* left1, int64_t stride,
-                                                            const float* right, int64_t count, const Between& between) {
-    static constexpr int kLeftPart[] = {0, 1, 2, 0, 1, 0}, kRightPart[] = {0, 0, 0, 1, 1, 2};
-    __asm__ volatile("" ::: "memory");  // what was written to the operands is in memory
-    FASTCL_TILE_ZERO(0);
-    FASTCL_TILE_ZERO(1);
-    FASTCL_TILE_ZERO(2);
-    FASTCL_TILE_ZERO(3);
-    int64_t done = 0;
-    constexpr int64_t kPairs = (kLeft < 3 ? kLeft : 3) + (kRight > 1 ? (kLeft < 2 ? kLeft : 2) : 0) + (kRight > 2);
-    for (int64_t step = 0; step < count; ++step) {
-      for (int i = 0; i < 6; ++i) {
-        if (kLeftPart[i] >= kLeft || kRightPart[i] >= kRight) continue;
-        if (kLeftPart[i] == 0) {
-          FASTCL_TILE_LOAD(4, right + kRightPart[i] * 2 * kTileElements);
-          FASTCL_TILE_LOAD(5, right + (kRightPart[i] * 2 + 1) * kTileElements);
-        }
-        FASTCL_TILE_LOAD(6, left0 + kLeftPart[i] * kTileElements);
-        FASTCL_TILE_LOAD(7, left1 + kLeftPart[i] * kTileElements);
-        FASTCL_TILE_MULTIPLY(0, 6, 4);
-        FASTCL_TILE_MULTIPLY(1, 6, 5);
-        FASTCL_TILE_MULTIPLY(2, 7, 4);
-        FASTCL_TILE_MULTIPLY(3, 7, 5);
-        between(++done, count * kPairs);
-      }
-      left0 += stride;
-      left1 += stride;
-      right += kRight * 2 * kTileElements;
-    }
-  }
-
-  static void nothing(int64_t, int64_t) {}
-
   static void add_extra(const T* weights, int64_t next, int64_t columns, const T* extra, int64_t stride, T* out) {
     for (int64_t step = 0; step < steps(columns); ++step) {
       const int64_t left = columns - step * 32;

@@ -71,11 +71,11 @@ class Driver {
   }
 
  private:
-  static constexpr int64_t kLeastPanels = 8;      // a part of the columns has at least so many
-  static constexpr int64_t kLeastKeptPanels = 2;  // the same where weights are kept, and nothing else is to be had
-  static constexpr int64_t kMostRows = 384;       // of a block: beyond, the values in cache are reused enough
-  static constexpr int64_t kLeastKeptRows = 48;   // fewer, and column sums cost more memory traffic than they save
-  static constexpr int64_t kEnoughKeptRows = 256;
+  static constexpr int64_t kLeastPanels = 8;       // a part of the columns has at least so many
+  static constexpr int64_t kLeastKeptPanels = 2;   // the same where weights are kept, and nothing else is to be had
+  static constexpr int64_t kMostRows = 384;        // of a block: beyond, the values in cache are reused enough
+  static constexpr int64_t kLeastKeptRows = 48;    // fewer, and column sums cost more memory traffic than they save
+  static constexpr int64_t kEnoughKeptRows = 256;  // with these, it hardly matters that weights leave the cache
   static constexpr int64_t kKeptBytes = 32 << 20;
 
   // What the parts of one block know of its rows.

@@ -11,6 +11,7 @@ namespace {
 #include "cpu/rows.inl.h"
 #include "cpu/product.inl.h"
 #ifdef FASTCL_AMX
+#include "cpu/amx_tiles.inl.h"
 #include "cpu/amx.inl.h"
 #endif
 #include "cpu/reducer.inl.h"
