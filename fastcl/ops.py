@@ -319,6 +319,11 @@ def contrast(
     if row_id is not None:
         _vector("row_id", row_id, n, (torch.int64,), query.device)
         _vector("col_id", col_id, m, (torch.int64,), query.device)
+    if expected is not None:
+        for name in ("row_shift", "rest", "weight"):
+            vector = getattr(expected, name)
+            if vector is not None:
+                _vector(f"expected.{name}", vector, n, _FLOATS, query.device)
     scale_t, factor = (scale, 1.0) if isinstance(scale, Tensor) else (_NONE, float(scale))
     # Only the compiled kernels sum over columns on the way.
     expecting = expected is not None and query.device.type == "cpu" and not fallback.FORCED
