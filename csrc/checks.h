@@ -8,14 +8,18 @@
 
 namespace fastcl {
 
-inline void check(bool ok, const std::string& message) {
-  if (!ok) throw std::runtime_error("fastcl.contrast: " + message);
+inline std::string text(const std::string& part) { return part; }
+inline std::string text(int64_t part) { return std::to_string(part); }
+inline std::string text(const Tensor& part) {  // its shape
+  std::string s = "[";
+  for (int64_t i = 0; i < part.dim(); ++i) s += (i != 0 ? ", " : "") + std::to_string(part.size(i));
+  return s + "]";
 }
 
-inline std::string shape_of(const Tensor& t) {
-  std::string s = "[";
-  for (int64_t i = 0; i < t.dim(); ++i) s += (i != 0 ? ", " : "") + std::to_string(t.size(i));
-  return s + "]";
+// The message is put together where it is needed only: for a small problem it would cost as much as the arithmetic.
+template <class... Parts>
+void check(bool ok, const Parts&... message) {
+  if (!ok) throw std::runtime_error(("fastcl.contrast: " + ... + text(message)));
 }
 
 inline DType dtype_of(const Tensor& t, const char* name) {
@@ -32,25 +36,23 @@ inline DType dtype_of(const Tensor& t, const char* name) {
 inline bool present(const Tensor& t) { return t.dim() != 1 || t.size(0) != 0; }
 
 inline Matrix matrix_of(const Tensor& t, int64_t rows, int64_t features, const char* name) {
-  check(t.dim() == 2 && t.size(0) == rows && t.size(1) == features,
-        std::string(name) + ": expected shape [" + std::to_string(rows) + ", " + std::to_string(features) + "], got " +
-            shape_of(t));
-  check(t.contiguous(), std::string(name) + ": expected a contiguous tensor");
+  check(t.dim() == 2 && t.size(0) == rows && t.size(1) == features, name, ": expected shape [", rows, ", ", features,
+        "], got ", t);
+  check(t.contiguous(), name, ": expected a contiguous tensor");
   return {t.read<void>(), dtype_of(t, name)};
 }
 
 inline Matrix vector_of(const Tensor& t, int64_t length, const char* name) {
-  check((t.dim() == 1 && t.size(0) == length) || (t.dim() == 0 && length == 1),
-        std::string(name) + ": expected shape [" + std::to_string(length) + "], got " + shape_of(t));
-  check(t.contiguous(), std::string(name) + ": expected a contiguous tensor");
+  check((t.dim() == 1 && t.size(0) == length) || (t.dim() == 0 && length == 1), name, ": expected shape [", length,
+        "], got ", t);
+  check(t.contiguous(), name, ": expected a contiguous tensor");
   return {t.read<void>(), dtype_of(t, name)};
 }
 
 inline const int64_t* ids_of(const Tensor& t, int64_t length, const char* name) {
   if (!present(t)) return nullptr;
-  check(
-      t.dim() == 1 && t.size(0) == length && t.contiguous() && t.dtype() == aoti_torch_dtype_int64(),
-      std::string(name) + ": expected a contiguous int64 tensor [" + std::to_string(length) + "], got " + shape_of(t));
+  check(t.dim() == 1 && t.size(0) == length && t.contiguous() && t.dtype() == aoti_torch_dtype_int64(), name,
+        ": expected a contiguous int64 tensor [", length, "], got ", t);
   return t.read<int64_t>();
 }
 

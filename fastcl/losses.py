@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcl.fallback import compute_dtype
+from fastcl.normalize import normalized
 from fastcl.ops import Expected
 from fastcl.rows import (
     Negatives,
@@ -25,7 +26,6 @@ from fastcl.rows import (
     check_symmetric,
     check_tensor,
     check_weight,
-    normalized,
     positive_number,
     reduced,
     rows_of,
@@ -65,8 +65,10 @@ def _public(formula: Callable[..., Tensor], *, beside: Callable[..., float] | No
         check_batch(query, positive_key, negative_keys, temperature, reduction, negative_mode)
         check_weight(weight, query.shape[0], query.device)
         if normalize:
-            query, positive_key = normalized(query), normalized(positive_key)
-            negative_keys = None if negative_keys is None else normalized(negative_keys)
+            if negative_keys is None:
+                query, positive_key = normalized(query, positive_key)
+            else:
+                query, positive_key, negative_keys = normalized(query, positive_key, negative_keys)
         negatives = Negatives(negative_keys, in_batch, queue, ids, negative_ids, log_q, negative_log_q)
         # With reduction="none" anything may come back.
         expected = None

@@ -297,39 +297,38 @@ def contrast(
     [2.7586, 2.7586]
     """
     _matrix("query", query)
-    n, d = query.shape
-    _matrix("key", key, None, d, query.device)
-    m = key.shape[0]
+    (n, d), device = query.shape, query.device
+    _matrix("key", key, None, d, device)
     if positive is not None:
-        _matrix("positive", positive, n, d, query.device)
+        _matrix("positive", positive, n, d, device)
     if isinstance(scale, Tensor):
         if scale.dim() == 0:
             if scale.dtype not in _FLOATS:
                 raise TypeError(f"scale: expected a floating dtype, got {scale.dtype}")
         else:
-            _vector("scale", scale, n, _FLOATS, query.device)
+            _vector("scale", scale, n, _FLOATS, device)
     elif isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(f"scale: expected a number or a tensor, got {type(scale).__name__}")
     if bias is not None:
-        _vector("bias", bias, m, _FLOATS, query.device)
+        _vector("bias", bias, key.shape[0], _FLOATS, device)
     if (row_id is None) != (col_id is None):
         raise ValueError(
             f"{'row_id' if row_id is None else 'col_id'}: expected both row_id and col_id or neither, got one of them"
         )
     if row_id is not None:
-        _vector("row_id", row_id, n, (torch.int64,), query.device)
-        _vector("col_id", col_id, m, (torch.int64,), query.device)
+        _vector("row_id", row_id, n, (torch.int64,), device)
+        _vector("col_id", col_id, key.shape[0], (torch.int64,), device)
     if expected is not None:
         for name in ("row_shift", "rest", "weight"):
             vector = getattr(expected, name)
             if vector is not None:
-                _vector(f"expected.{name}", vector, n, _FLOATS, query.device)
+                _vector(f"expected.{name}", vector, n, _FLOATS, device)
     scale_t, factor = (scale, 1.0) if isinstance(scale, Tensor) else (_NONE, float(scale))
     # Only the compiled kernels sum over columns on the way.
-    expecting = expected is not None and query.device.type == "cpu" and not fallback.FORCED
+    expecting = expected is not None and query.is_cpu and not fallback.FORCED
     shift, *vectors = expected if expected is not None and expecting else (-math.inf, None, None, None)
     optional = (positive, scale_t, bias, row_id, col_id, *vectors)
-    tensors = [query.contiguous(), key.contiguous(), *(_NONE if t is None else t.contiguous() for t in optional)]
+    tensors = [query.contiguous(), key.contiguous(), *[_NONE if t is None else t.contiguous() for t in optional]]
     if torch.compiler.is_compiling():
         # Dynamo refuses a Function that gets one tensor twice, as in-batch negatives (positive is key) do.
         tensors = [t.view_as(t) for t in tensors]

@@ -27,7 +27,7 @@ class Queue(Protocol):
     def log_q(self) -> Tensor | None: ...
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: that would cost a microsecond a call
 class Rows:
     """What a formula sees of the batch: two numbers per row, and what some formulas ask for besides."""
 
@@ -93,10 +93,11 @@ def rows_of(
         raise ValueError("in_batch: expected True, negative_keys or a queue, got no source of negatives")
     _check_options(given, segments, n, query.device)
 
-    own_ids = given.ids if given.ids is not None else torch.arange(n, device=query.device)
     matches: list[tuple[Tensor | None, Tensor | None]] = []
     for segment in segments:
-        row_id, col_id = (own_ids, own_ids) if segment.own else (given.ids, segment.ids)
+        row_id, col_id = given.ids, segment.ids
+        if segment.own and row_id is None:
+            row_id = col_id = torch.arange(n, device=query.device)
         matches.append((None, None) if row_id is None or col_id is None else (row_id, col_id))
 
     def merged(
@@ -107,6 +108,8 @@ def rows_of(
         for nth, (segment, (row_id, col_id)) in enumerate(zip(segments, matches, strict=True), start=1):
             bias = None if segment.log_q is None else -segment.log_q
             last = nth == len(segments)
+            if last and expected is not None and total is not None:
+                expected = expected._replace(rest=total)
             pos, lse = contrast(
                 query,
                 segment.keys,
@@ -115,7 +118,7 @@ def rows_of(
                 bias=bias,
                 row_id=row_id,
                 col_id=col_id,
-                expected=expected._replace(rest=total) if last and expected is not None else None,
+                expected=expected if last else None,
             )
             total = lse if total is None else _logaddexp(total, lse)
         assert total is not None
@@ -192,14 +195,6 @@ def _count(
 def inverse(temperature: float | Tensor, *inputs: Tensor) -> float | Tensor:
     """1 / temperature; a 16-bit one is widened first, or its reciprocal would be rounded once more."""
     return 1.0 / (temperature.to(compute_dtype(*inputs)) if isinstance(temperature, Tensor) else temperature)
-
-
-def normalized(x: Tensor) -> Tensor:
-    """x / |x| over the last dimension, 16-bit inputs in float32; zero vectors stay zero and get zero gradient."""
-    x = x.to(compute_dtype(x))
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    # Divided by infinity, a zero vector and its gradient are zero.
-    return x / norm.masked_fill(norm == 0, math.inf)
 
 
 def reduced(per_row: Tensor, reduction: str, weight: Tensor | None) -> Tensor:

@@ -164,7 +164,7 @@ void backward(const Inputs& in, const Tensor& grad_pos_t, const Tensor& grad_lse
        {std::pair(&grad_pos_t, "grad_pos"), std::pair(&grad_lse_t, "grad_lse"), std::pair(&saved.lse, "lse")}) {
     const int64_t length = t == &grad_pos_t && !has_positive ? 0 : p.n;
     vector_of(*t, length, name);
-    check(t->dtype() == dtype, std::string(name) + ": expected the dtype of lse");
+    check(t->dtype() == dtype, name, ": expected the dtype of lse");
   }
   const T* grad_pos = grad_pos_t.read<T>();
   // A row with nothing in its sum passes nothing on, whatever a loss on top sends into it.
@@ -231,8 +231,8 @@ void backward(const Inputs& in, const Tensor& grad_pos_t, const Tensor& grad_lse
 void contrast_forward(StableIValue* stack, uint64_t, uint64_t) {
   const Inputs in{Tensor(stack[0]), Tensor(stack[1]), Tensor(stack[2]), Tensor(stack[3]),
                   Tensor(stack[4]), Tensor(stack[5]), Tensor(stack[6]), to_double(stack[7])};
-  check(in.query.dim() == 2, "query: expected shape [N, D], got " + shape_of(in.query));
-  check(in.key.dim() == 2, "key: expected shape [M, D], got " + shape_of(in.key));
+  check(in.query.dim() == 2, "query: expected shape [N, D], got ", in.query);
+  check(in.key.dim() == 2, "key: expected shape [M, D], got ", in.key);
   const bool row_grad = to_bool(stack[8]);
   const Expected expected{to_bool(stack[9]), to_bool(stack[10]), to_double(stack[11]),
                           Tensor(stack[12]), Tensor(stack[13]),  Tensor(stack[14])};
@@ -248,10 +248,10 @@ void contrast_backward(StableIValue* stack, uint64_t, uint64_t) {
   const Inputs in{Tensor(stack[2]), Tensor(stack[3]), Tensor(stack[4]), Tensor(stack[5]),
                   Tensor(stack[6]), Tensor(stack[7]), Tensor(stack[8]), to_double(stack[14])};
   const Saved saved{Tensor(stack[9]), Tensor(stack[10]), Tensor(stack[11]), Tensor(stack[12]), Tensor(stack[13])};
-  check(in.query.dim() == 2, "query: expected shape [N, D], got " + shape_of(in.query));
+  check(in.query.dim() == 2, "query: expected shape [N, D], got ", in.query);
   const Wanted wanted{to_bool(stack[15]), to_bool(stack[16]), to_bool(stack[17]), to_bool(stack[18]),
                       to_bool(stack[19])};
-  check(in.key.dim() == 2 || !(wanted.key || wanted.bias), "key: expected shape [M, D], got " + shape_of(in.key));
+  check(in.key.dim() == 2 || !(wanted.key || wanted.bias), "key: expected shape [M, D], got ", in.key);
   if (is_double(saved.lse)) {
     backward<double>(in, grad_pos, grad_lse, saved, wanted, stack);
   } else {

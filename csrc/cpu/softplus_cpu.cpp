@@ -65,8 +65,8 @@ void softplus_sum_forward(StableIValue* stack, uint64_t, uint64_t) {
   const Tensor offset(stack[3]);
   const Inputs in{std::move(query), std::move(key),   nothing(),        std::move(scale),
                   Tensor(stack[4]), Tensor(stack[5]), Tensor(stack[6]), to_double(stack[7])};
-  check(in.query.dim() == 2, "query: expected shape [N, D], got " + shape_of(in.query));
-  check(in.key.dim() == 2, "key: expected shape [M, D], got " + shape_of(in.key));
+  check(in.query.dim() == 2, "query: expected shape [N, D], got ", in.query);
+  check(in.key.dim() == 2, "key: expected shape [M, D], got ", in.key);
   if (is_double(in.query) || is_double(in.key)) {
     forward<double>(in, offset, to_bool(stack[8]), stack);
   } else {
@@ -80,8 +80,8 @@ void softplus_sum_backward(StableIValue* stack, uint64_t, uint64_t) {
   const Tensor offset(stack[4]);
   const Inputs in{std::move(query), std::move(key),   nothing(),        std::move(scale),
                   Tensor(stack[5]), Tensor(stack[6]), Tensor(stack[7]), to_double(stack[8])};
-  check(in.query.dim() == 2, "query: expected shape [N, D], got " + shape_of(in.query));
-  check(in.key.dim() == 2, "key: expected shape [M, D], got " + shape_of(in.key));
+  check(in.query.dim() == 2, "query: expected shape [N, D], got ", in.query);
+  check(in.key.dim() == 2, "key: expected shape [M, D], got ", in.key);
   if (is_double(grad)) {
     backward<double>(in, grad, offset, to_bool(stack[9]), to_bool(stack[10]), stack);
   } else {

@@ -1,0 +1,89 @@
+"""Rows divided by their length, as one op for all the inputs of a loss: schemas, autograd, and the plain form that
+serves where the op does not. No loss belongs here.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function, forward_ad
+
+from fastcl import fallback, ops
+
+ops._lib.define("normalize_forward(Tensor x) -> (Tensor unit, Tensor inverse)")
+ops._lib.define("normalize_backward(Tensor grad, Tensor unit, Tensor inverse, Tensor x) -> Tensor")
+
+
+@torch.library.register_fake("fastcl::normalize_forward", lib=ops._lib)
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
+    dtype = fallback.compute_dtype(x)
+    return torch.empty_like(x, dtype=dtype), x.new_empty(len(x), dtype=dtype)
+
+
+@torch.library.register_fake("fastcl::normalize_backward", lib=ops._lib)
+def _(grad: Tensor, unit: Tensor, inverse: Tensor, x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+_forward = torch.ops.fastcl.normalize_forward.default
+_backward = torch.ops.fastcl.normalize_backward.default
+
+
+def normalized(*inputs: Tensor) -> tuple[Tensor, ...]:
+    """Each x / |x| over its last dimension, 16-bit inputs in float32; zero vectors stay zero and get zero gradient."""
+    plain = (
+        not all([x.is_cpu for x in inputs])
+        or fallback.FORCED
+        or torch.compiler.is_compiling()  # which fuses the plain form
+        or ops._functorch_active()
+        or forward_ad._current_level >= 0
+    )
+    if plain:
+        return tuple([_plain(x)[0] for x in inputs])
+    rows = [x.reshape(-1, x.shape[-1]).contiguous() if x.dim() != 2 or not x.is_contiguous() else x for x in inputs]
+    if torch.is_grad_enabled() and any([x.requires_grad for x in rows]):
+        units = _Normalize.apply(*rows)
+    else:
+        units = [_forward(x)[0] for x in rows]
+    return tuple([unit if x.dim() == 2 else unit.view(x.shape) for unit, x in zip(units, inputs, strict=True)])
+
+
+def _plain(x: Tensor) -> tuple[Tensor, Tensor]:
+    x = x.to(fallback.compute_dtype(x))
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    # Divided by infinity, a zero vector and its gradient are zero.
+    norm = norm.masked_fill(norm == 0, math.inf)
+    return x / norm, norm
+
+
+class _Normalize(Function):
+    """All inputs in one go: what a Function costs by itself is more than small rows take."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
+        made = [_forward(x) for x in inputs]
+        units = tuple([unit for unit, _ in made])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, *units, *[inverse for _, inverse in made])
+        return units
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved, n = ctx.saved_tensors, len(grads)  # unpacked once: checkpointing refuses a second time
+        # Grad mode in here means that someone may want to differentiate what comes out.
+        run = _differentiable if torch.is_grad_enabled() else _backward
+        return tuple(
+            [
+                run(grad.contiguous(), saved[n + i], saved[2 * n + i], saved[i])
+                if grad is not None and ctx.needs_input_grad[i]
+                else None
+                for i, grad in enumerate(grads)
+            ]
+        )
+
+
+def _differentiable(grad: Tensor, unit: Tensor, inverse: Tensor, x: Tensor) -> Tensor:
+    """The backward op in operations that autograd knows, from x alone."""
+    unit, norm = _plain(x)
+    return ((grad - (grad * unit).sum(-1, keepdim=True) * unit) / norm).to(x.dtype)
