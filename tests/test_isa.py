@@ -53,13 +53,31 @@ def test_the_portable_kernels_are_always_there() -> None:
 
 
 def test_set_isa_returns_the_previous_and_takes_effect() -> None:
-    before = fastcl.config()["isa"]
-    for name in fastcl.config()["isas"]:
-        previous = fastcl.config()["isa"]
+    isas = fastcl.config()["isas"]
+    start = fastcl.set_isa("auto")
+    assert fastcl.config()["isa"] == isas[-1]
+    previous = "auto"
+    for name in [*isas, "auto"]:
         assert fastcl.set_isa(name) == previous
-        assert fastcl.config()["isa"] == name
-    fastcl.set_isa(before)
-    assert fastcl.config()["isa"] == before
+        assert fastcl.config()["isa"] == (isas[-1] if name == "auto" else name)
+        previous = name
+    fastcl.set_isa(start)
+
+
+def test_what_is_chosen_also_runs_tiny_problems() -> None:
+    # Tests of an instruction set are mostly of tiny problems: left to itself the choice would be another one there.
+    q = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    found = {}
+    start = fastcl.set_isa("auto")
+    for name in [*fastcl.config()["isas"], "auto"]:
+        fastcl.set_isa(name)
+        found[name] = fastcl.contrast(q, q, scale=3.0)[1]
+    fastcl.set_isa(start)
+    for lse in found.values():
+        torch.testing.assert_close(lse, found["auto"])
+    if "amx" in found:
+        assert torch.equal(found["auto"], found["avx512"])
+        assert not torch.equal(found["auto"], found["amx"])
 
 
 def test_set_isa_refuses_what_cannot_run_here() -> None:

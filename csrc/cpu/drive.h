@@ -44,7 +44,7 @@ class Driver {
       : k_(kernels), threads_(threads), parallel_(parallel) {}
 
   void run(Pass<T> pass, Reduction<T> Kernels<T>::* reduction) const {
-    std::atomic<bool> wild{tiny(pass) || !tame(pass)};
+    std::atomic<bool> wild{!tame(pass)};
     pass.wild = &wild;
     if (!wild) walk_all(pass, k_.*reduction);
     if (wild) Driver(*k_.any, threads_, parallel_).run(pass, reduction);
@@ -62,7 +62,7 @@ class Driver {
   template <class Factors>
   void run_with_columns(Pass<T> pass, Reduction<T> Kernels<T>::* reduction, const Factors& factors, Matrix values,
                         T* out, T* out_extra) const {
-    std::atomic<bool> wild{tiny(pass) || !tame(pass)};
+    std::atomic<bool> wild{!tame(pass)};
     pass.wild = &wild;
     if (!wild) walk_keeping(pass, k_.*reduction, factors, values, out, out_extra);
     if (wild) {
@@ -77,7 +77,6 @@ class Driver {
   static constexpr int64_t kLeastKeptRows = 48;    // fewer, and column sums cost more memory traffic than they save
   static constexpr int64_t kEnoughKeptRows = 256;  // with these, it hardly matters that weights leave the cache
   static constexpr int64_t kKeptBytes = 32 << 20;
-  static constexpr int64_t kTinyProducts = 1 << 16;
 
   // What the parts of one block know of its rows.
   class Rows {
@@ -109,11 +108,6 @@ class Driver {
     int64_t tile_rows_, rows_, total_, stride_;
     Buffer<T> maximum_, sum_, out_;
   };
-
-  // Kernels with large tiles mostly compute padding here.
-  bool tiny(const Pass<T>& pass) const {
-    return k_.any != nullptr && pass.rows * pass.columns.count * pass.features <= kTinyProducts;
-  }
 
   // What kernels that cannot take every number must not be given; the data they check themselves as they pack it.
   bool tame(const Pass<T>& pass) const {

@@ -30,26 +30,37 @@ std::vector<const Isa*> usable_isas() {
   return usable;
 }
 
+// Null: automatic.
 static const Isa* find(const std::string& name) {
-  std::string choices;
+  if (name == "auto") return nullptr;
+  std::string choices = "auto";
   for (const Isa* isa : usable_isas()) {
     if (name == isa->name) return isa;
-    choices += std::string(choices.empty() ? "" : ", ") + isa->name;
+    choices += std::string(", ") + isa->name;
   }
   throw std::invalid_argument("FASTCL_ISA: expected one of " + choices +
                               " (compiled and supported by this processor), got " + name);
 }
 
-static std::atomic<const Isa*>& active() {
+static std::atomic<const Isa*>& chosen() {
   static std::atomic<const Isa*> isa = [] {
     const char* wanted = std::getenv("FASTCL_ISA");
-    return wanted != nullptr && *wanted != '\0' ? find(wanted) : usable_isas().back();
+    return wanted != nullptr && *wanted != '\0' ? find(wanted) : nullptr;
   }();
   return isa;
 }
 
-const Isa& active_isa() { return *active().load(std::memory_order_relaxed); }
+const Isa& active_isa() {
+  static const Isa* const fastest = usable_isas().back();
+  const Isa* isa = chosen().load(std::memory_order_relaxed);
+  return isa != nullptr ? *isa : *fastest;
+}
 
-std::string set_isa(const std::string& name) { return active().exchange(find(name))->name; }
+bool isa_is_automatic() { return chosen().load(std::memory_order_relaxed) == nullptr; }
+
+std::string set_isa(const std::string& name) {
+  const Isa* before = chosen().exchange(find(name));
+  return before != nullptr ? before->name : "auto";
+}
 
 }  // namespace fastcl

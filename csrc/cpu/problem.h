@@ -17,6 +17,14 @@ constexpr auto torch_parallel = [](int64_t begin, int64_t end, int64_t grain, co
   parallel_for(begin, end, grain, f);
 };
 
+// The active kernels; of those with large tiles, which a tiny problem would mostly fill with padding, the ones below.
+template <class T>
+const Kernels<T>& kernels_for(DType rows, DType columns, int64_t products) {
+  constexpr int64_t kTiny = 1 << 16;
+  const Kernels<T>& active = kernels_of<T>(active_isa(), rows, columns);
+  return products <= kTiny && isa_is_automatic() && active.any != nullptr ? *active.any : active;
+}
+
 struct Inputs {
   Tensor query, key, positive, scale, bias, row_id, col_id;
   double factor;
@@ -51,7 +59,7 @@ struct Problem {
         log2_scale(n),
         row_id(ids_of(in.row_id, n, "row_id")),
         col_id(ids_of(in.col_id, m, "col_id")),
-        kernels(kernels_of<T>(active_isa(), query.dtype, key.data != nullptr ? key.dtype : query.dtype)) {
+        kernels(kernels_for<T>(query.dtype, key.data != nullptr ? key.dtype : query.dtype, n * m * d)) {
     check(col_id == nullptr || row_id != nullptr || n == 0, "row_id: expected both row_id and col_id or neither");
     if (!present(in.scale)) {
       for (int64_t i = 0; i < n; ++i) scale[i] = static_cast<T>(in.factor);
