@@ -76,12 +76,14 @@ void load_rows(const Pass<typename P::T>& pass, const Part<typename P::T>& part,
   }
 }
 
-// Tags met: compare the ids themselves and take the equal ones out.
-template <class T, int64_t kColumns>
-__attribute__((noinline)) void exclude(const Pass<T>& pass, int64_t row, int64_t panel, T* x) {
-  const int64_t first = panel * kColumns;
-  for (int64_t c = 0; c < kColumns && first + c < pass.columns.count; ++c) {
-    if (pass.columns.id[first + c] == pass.row_id[row]) x[c] = -T(__builtin_huge_val());
+// Tags met, bits `met` of the panel's columns: compare the ids themselves and take the equal ones out.
+template <class T>
+__attribute__((noinline)) void exclude(const Pass<T>& pass, int64_t row, int64_t first, uint64_t met, T* x) {
+  for (; met != 0; met &= met - 1) {
+    const int64_t c = __builtin_ctzll(met);
+    if (first + c < pass.columns.count && pass.columns.id[first + c] == pass.row_id[row]) {
+      x[c] = -T(__builtin_huge_val());
+    }
   }
 }
 
@@ -135,12 +137,12 @@ inline __attribute__((always_inline)) void weigh_row(const Pass<typename P::T>& 
   }
   if (columns.tags) {
     const Mask<T> tag = w.tag[row] - Mask<T>{};
-    const uint32_t met = bits_equal(columns.tag[0], tag) | bits_equal(columns.tag[1], tag);
+    const uint64_t met = bits_equal(columns.tag[0], tag) | uint64_t{bits_equal(columns.tag[1], tag)} << kLanes<T>;
     if (__builtin_expect(met != 0, 0) && part.row_begin + row < part.row_end) {
       T x[P::kColumns];
       store(x, x0);
       store(x + kLanes<T>, x1);
-      exclude<T, P::kColumns>(pass, part.row_begin + row, panel, x);
+      exclude(pass, part.row_begin + row, panel * P::kColumns, met, x);
       x0 = load(x);
       x1 = load(x + kLanes<T>);
     }
