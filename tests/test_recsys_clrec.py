@@ -1,6 +1,7 @@
 """CLRec's parts against plain loops and hand-computed values: encoders, losses, negatives, tasks."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -317,3 +318,97 @@ def test_encoders_start_alike_whatever_the_loss():
             ours, theirs = getattr(one, name).state_dict(), getattr(other, name).state_dict()
             assert all(torch.equal(ours[key], theirs[key]) for key in ours)
         assert other.queue is None
+
+
+# Negatives from the batch, from ids encoded again, from kept vectors; followers
+
+
+def trained(model, data, steps):
+    """The model's batches up to `steps`, in training mode, with plain gradient steps in between."""
+    done = []
+    for batch in itertools.islice(model.batches(data, np.random.default_rng(0)), steps):
+        model.zero_grad()
+        model.loss(batch).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter -= 0.5 * parameter.grad
+        model.after_step(batch)
+        done.append(batch)
+    return done
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("source", ["batch", "ids", "vectors"])
+def test_negatives_are_the_newest_clicks_whatever_keeps_them(source, encoder):
+    options = {**encoder, "max_len": 2}
+    model = CLRec(items(), seed=3, batch=8, negatives=60, negatives_from=source, dropout=0.0, **options).train()
+    data = histories(rows=60)
+    before, kept = [], []
+    for batch in itertools.islice(model.batches(data, np.random.default_rng(0)), 9):
+        n = len(batch.target)
+        assert n <= 16
+        table = F.normalize(model.item(torch.arange(41)), dim=-1)
+        users = model(model.item(batch.item), batch.bucket, batch.clicks)
+        queued = slice(-min(len(before), 60 - n, 52), None) if before else slice(0, 0)
+        older = {
+            "batch": table[:0],
+            "ids": table[before[queued]],
+            "vectors": torch.stack([table[0], *kept])[1:][queued],
+        }
+        windows = batch.clicks.row if encoder is SASREC else torch.arange(n)
+        losses = []
+        for r in range(n):
+            negatives = torch.cat([table[batch.target[windows != windows[r]]], older[source]])
+            logits = torch.cat([table[batch.target[r : r + 1]], negatives]) @ users[r] / TEMPERATURE
+            losses.append(logits.logsumexp(0) - logits[0])
+        expected, found = torch.stack(losses).mean(), model.loss(batch)
+        torch.testing.assert_close(found, expected)
+        gradients = [torch.autograd.grad(loss, model.item.id.weight)[0] for loss in (found, expected)]
+        torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
+        with torch.no_grad():
+            model.item.id.weight -= gradients[0]
+            kept += [vector.detach() for vector in table[batch.target]]
+            before += batch.target.tolist()
+        model.after_step(batch)
+    assert len(before) > 60, "the queue was never full"
+    assert (model.queue is None) == (source == "batch")
+
+
+def test_features_of_the_negatives_can_be_left_out():
+    model = CLRec(items(), seed=3, features="clicks", batch=32, negatives=96, **OPTIONS).train()
+    data = histories(rows=40)
+    (batch,) = trained(model, data, 1)
+    assert torch.equal(model.queue.keys, model._positives)
+    torch.testing.assert_close(model.item_vectors(), F.normalize(model.item.id.weight, dim=-1) / TEMPERATURE)
+    plain = CLRec(items(), seed=3, batch=32, negatives=96, **OPTIONS)
+    plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model.eval().encode(data), plain.eval().encode(data))  # clicks have theirs
+    model.zero_grad()
+    model.loss(batch).backward()
+    assert all(bag.weight.grad.any() for bag in model.item.features)
+    model.queue.push(torch.zeros(64, 16))
+    users = model(model.item(batch.item), batch.bucket, batch.clicks)
+    options = {"temperature": TEMPERATURE, "in_batch": True, "queue": model.queue}
+    torch.testing.assert_close(model.loss(batch), reference.infonce(users, model.item.id(batch.target), **options))
+
+
+def test_a_follower_fills_the_queue():
+    model = CLRec(items(), seed=3, momentum=0.75, batch=32, negatives=96, **OPTIONS).train()
+    expected = {name: p.detach().clone() for name, p in model.item.named_parameters()}
+    keys = []
+    for batch in model.batches(histories(rows=40), np.random.default_rng(0)):
+        model.zero_grad()
+        model.loss(batch).backward()
+        assert all(p.grad is None for p in model.item_follower.parameters())
+        with torch.no_grad():
+            for parameter in model.item.parameters():
+                parameter -= parameter.grad
+        model.after_step(batch)
+        for name, p in model.item.named_parameters():
+            expected[name] = 0.75 * expected[name] + 0.25 * p.detach()
+        for name, p in model.item_follower.named_parameters():
+            torch.testing.assert_close(p, expected[name])
+        keys += F.normalize(model.item_follower(batch.target), dim=-1)
+        torch.testing.assert_close(model.queue.newest(64).keys, torch.stack(keys[-64:]))
+    assert not torch.equal(model.item_follower.id.weight, model.item.id.weight)

@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fastcl
+from fastcl.momentum import momentum_update
 from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, log_shares, newest, pack, time_buckets
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.models.base import Model
-from fastcl.recsys.models.clrec_encoders import ENCODERS, ItemEncoder
+from fastcl.recsys.models.clrec_encoders import ENCODERS, FEATURES, ItemEncoder
 from fastcl.recsys.models.clrec_objectives import DUPLICATES, OBJECTIVES, Pairs, draw
 from fastcl.recsys.models.clrec_propensities import PROPENSITIES
+from fastcl.recsys.models.clrec_queues import SOURCES, follower
 from fastcl.recsys.options import above, at_least, between, one_of
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
@@ -34,6 +35,11 @@ class CLRecConfig:
     objective: "clrec", or a loss that the paper compares with: "sampled_softmax" (`negatives` items drawn by their
         clicks, with log q), "negative_sampling" (`samples` drawn for each pair by clicks ** 0.75, binary decisions),
         "shared_negatives" (`negatives` of those for all pairs), "full_softmax", "ipw" (that, weighted by 1 / q(y|x)).
+    negatives_from: beside the batch, a queue of the "vectors" of earlier positives (the paper's variant c) or of their
+        "ids", encoded again each step so that they learn too (b); "batch" has none beside it (a).
+    momentum: above 0, queued vectors come from encoders that follow the trained ones, momentum old + (1 - momentum)
+        new each step (MoCo, He et al. 2020, has 0.999; here the batch's own positives still learn).
+    features: of items, used "everywhere", or for "clicks" alone, not for targets and negatives (the paper's Table 6).
     propensity: of "ipw", "popularity" (q is the item's share of the clicks) or "learned" (a small multinomial model of
         the click before, trained alongside); a module of your own: set `model.propensity`. weight_limit: the largest
         weight of a pair, 1 being that of equal propensities.
@@ -59,6 +65,9 @@ class CLRecConfig:
     dropout: float = 0.2
     batch: int = 256
     negatives: int = 2560
+    negatives_from: str = "vectors"
+    momentum: float = 0.0
+    features: str = "everywhere"
     samples: int = 64
     propensity: str = "popularity"
     weight_limit: float = 10.0
@@ -74,11 +83,17 @@ class CLRecConfig:
     def __post_init__(self) -> None:
         one_of(ENCODERS, "encoder", self.encoder)
         one_of(OBJECTIVES, "objective", self.objective)
+        one_of(SOURCES, "negatives_from", self.negatives_from)
+        one_of(FEATURES, "features", self.features)
         one_of(PROPENSITIES, "propensity", self.propensity)
         for name in ("dim", "heads", "hidden", "blocks", "max_len", "batch", "samples"):
             at_least(1, name, getattr(self, name))
-        at_least(self.batch + 1 if OBJECTIVES[self.objective].queue else 1, "negatives", self.negatives)
-        between(0.0, 1.0, "dropout", self.dropout)
+        queued = OBJECTIVES[self.objective].queue and self.negatives_from != "batch"
+        at_least(self.batch + 1 if queued else 1, "negatives", self.negatives)
+        for name in ("dropout", "momentum"):
+            between(0.0, 1.0, name, getattr(self, name))
+        if self.momentum and not (queued and self.negatives_from == "vectors"):
+            raise ValueError(f"momentum: expected 0 where no vectors are queued, got {self.momentum}")
         for name in ("temperature", "weight_limit", "lr"):
             above(0.0, name, getattr(self, name))
         one_of(DUPLICATES, "duplicates", self.duplicates)
@@ -108,9 +123,9 @@ class CLRec(Model):
     An item is its id embedding plus the concatenation of its features' embeddings (means over several values). A user
     is several weighted sums of the past clicks, themselves summed by weight, or the last state of a Transformer. In the
     first, a click adds its time bucket (of the time up to the history's newest click, so nothing of the target is
-    known) and its backward position (the earliest click at zero). Negatives are the batch's other positives and the
-    queue of earlier ones (the paper's variant c, which caches vectors), so they appear as often as they are clicked. No
-    log q correction: the optimum is preference over exposure.
+    known) and its backward position (the earliest click at zero). Negatives are the batch's other positives and a
+    queue of earlier ones, so they appear as often as they are clicked. No log q correction: the optimum is preference
+    over exposure.
 
     Args:
         items: the item table with its features; the ids outside belong to it.
@@ -145,8 +160,10 @@ class CLRec(Model):
             self.propensity = PROPENSITIES[config.propensity](len(items)) if self.objective.weighs else None
         learns = self.propensity is not None and any(True for _ in self.propensity.parameters())
         self.part_names = (config.objective, "propensity") if learns else ("loss",)
+        self.source, self.features = SOURCES[config.negatives_from], FEATURES[config.features]
         size = config.negatives - config.batch
-        self.queue = fastcl.NegativeQueue(size, config.dim) if self.objective.queue else None
+        self.queue = self.source.queue(size, config.dim) if self.objective.queue else None
+        self.item_follower = follower(self.item) if config.momentum else None
         self.register_buffer("log_share", torch.zeros(len(items)), persistent=False)
         self._positives = torch.empty(0, config.dim)  # of the last loss, on their way into the queue
 
@@ -157,8 +174,7 @@ class CLRec(Model):
     def encode(self, histories: Histories) -> Tensor:
         """[B, D], the normalised user vector of each history."""
         clicks, item, bucket = self._clicks(histories, newest(histories, self.config.max_len))
-        distinct, place = item.unique(return_inverse=True)
-        x = F.embedding(place, self.item(distinct))
+        x, _ = self.features.both(self.item, item, item[:0])
         return self.user.served(self(x, bucket, clicks), clicks)
 
     def item_vectors(self) -> Tensor:
@@ -166,7 +182,8 @@ class CLRec(Model):
         return self._every_item() / self.config.temperature
 
     def _every_item(self) -> Tensor:
-        return F.normalize(self.item(torch.arange(len(self.items) + 1, device=self.device)), dim=-1)
+        every = torch.arange(len(self.items) + 1, device=self.device)
+        return F.normalize(self.features.scored(self.item, every), dim=-1)
 
     def loss(self, batch: Batch) -> Tensor:
         return torch.stack(list(self.parts(batch).values())).sum()
@@ -180,31 +197,35 @@ class CLRec(Model):
         return dict(zip(self.part_names, parts, strict=True))
 
     def _pairs(self, batch: Batch) -> Pairs:
-        # Each distinct item of the batch is encoded once.
-        sizes = [len(batch.item), len(batch.target), batch.drawn.numel()]
-        distinct, place = torch.cat([batch.item, batch.target, batch.drawn.flatten()]).unique(return_inverse=True)
-        x, positive, keys = F.embedding(place, self.item(distinct)).split(sizes)
+        drawn, queued = batch.drawn, None
+        if self.queue is not None:
+            drawn, queued = self.source.read(self.queue, max(0, self.config.negatives - len(batch.target)))
+        x, scored = self.features.both(self.item, batch.item, torch.cat([batch.target, drawn.flatten()]))
+        positive, keys = F.normalize(scored, dim=-1).split([len(batch.target), drawn.numel()])
         log_q = x.new_empty(0)
         if self.propensity is not None:
             log_q = self.propensity(batch.item[batch.at], batch.target, self.log_share)
-        few = min(len(batch.target), self.config.negatives)
         return Pairs(
             user=self(x, batch.bucket, batch.clicks),
-            positive=F.normalize(positive, dim=-1),
+            positive=positive,
             target=batch.target,
             window=batch.clicks.row[batch.at],
-            drawn=batch.drawn,
-            keys=F.normalize(keys, dim=-1).unflatten(0, batch.drawn.shape),
-            queued=None if self.queue is None else self.queue.newest(self.config.negatives - few),
+            drawn=drawn,
+            keys=keys.unflatten(0, drawn.shape),
+            queued=queued,
             items=lambda: self._every_item()[1:],
             log_share=self.log_share,
             log_q=log_q,
         )
 
     def after_step(self, batch: Batch) -> None:
-        """The batch's encoded positives, as the loss computed them, join the queue."""
+        """The batch's positives join the queue, as the loss encoded them or as the follower does."""
+        vectors = self._positives
+        if self.item_follower is not None:
+            momentum_update(self.item_follower, self.item, self.config.momentum)
+            vectors = F.normalize(self.features.scored(self.item_follower, batch.target), dim=-1)
         if self.queue is not None:
-            self.queue.push(self._positives, ids=batch.target)
+            self.queue.push(self.source.entry(vectors, batch.target), ids=batch.target)
 
     def steps(self, train: Histories) -> int:
         return batch_count(self.user.spans(train, self.config.max_len), self.config.batch)

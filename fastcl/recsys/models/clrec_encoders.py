@@ -8,7 +8,8 @@ clrec.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,30 @@ class ItemEncoder(nn.Module):
             values = [bag(self.get_buffer(f"codes_{nth}")[item]) for nth, bag in enumerate(self.features)]
             x = x + torch.cat(values, -1)
         return x
+
+
+class Features(NamedTuple):
+    """Where the features of items are used."""
+
+    both: Callable[[ItemEncoder, Tensor, Tensor], tuple[Tensor, Tensor]]  # clicks [n], targets and negatives [m]
+    scored: Callable[[ItemEncoder, Tensor], Tensor]  # the latter alone
+
+
+def _distinct(encode: Callable[[Tensor], Tensor], item: Tensor) -> Tensor:
+    """[n, D]: no item is encoded twice."""
+    distinct, place = item.unique(return_inverse=True)
+    return F.embedding(place, encode(distinct))
+
+
+def _everywhere(encoder: ItemEncoder, clicked: Tensor, scored: Tensor) -> tuple[Tensor, Tensor]:
+    x, y = _distinct(encoder, torch.cat([clicked, scored])).split([len(clicked), len(scored)])
+    return x, y
+
+
+FEATURES: dict[str, Features] = {
+    "everywhere": Features(_everywhere, lambda encoder, item: encoder(item)),
+    "clicks": Features(lambda encoder, x, y: (_distinct(encoder, x), encoder.id(y)), lambda encoder, y: encoder.id(y)),
+}
 
 
 class UserEncoder(nn.Module, ABC):
