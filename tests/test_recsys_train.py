@@ -79,6 +79,7 @@ def runs(tmp_path_factory):
         (CLRec, {"batch": 32, "negatives": 64, "duplicates": "exclude"}, 120),
         (CLRec, {"negatives_from": "ids", "batch": 32, "negatives": 64}, 80),
         (CLRec, {"negatives_from": "batch", "batch": 32}, 80),
+        (CLRec, {"tasks": ("u2i", "u2u"), "batch": 32, "negatives": 64}, 80),
         (CLRec, {"momentum": 0.9, "batch": 32, "negatives": 64}, 80),
         (CLRec, {"objective": "sampled_softmax", "batch": 32, "negatives": 64}, 40),
         (CLRec, {"objective": "negative_sampling", "batch": 32, "samples": 8}, 120),

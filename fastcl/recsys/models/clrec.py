@@ -16,13 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcl.momentum import momentum_update
+from fastcl.negatives import NegativeQueue
 from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, log_shares, newest, pack, time_buckets
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.models.base import Model
-from fastcl.recsys.models.clrec_encoders import ENCODERS, FEATURES, ItemEncoder
+from fastcl.recsys.models.clrec_encoders import ENCODERS, FEATURES, ItemEncoder, UserEncoder
 from fastcl.recsys.models.clrec_objectives import DUPLICATES, OBJECTIVES, Pairs, draw
 from fastcl.recsys.models.clrec_propensities import PROPENSITIES
 from fastcl.recsys.models.clrec_queues import SOURCES, follower
+from fastcl.recsys.models.clrec_tasks import TASKS, Later, later, pick, u2u
 from fastcl.recsys.options import above, at_least, between, one_of
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
@@ -43,6 +45,8 @@ class CLRecConfig:
     propensity: of "ipw", "popularity" (q is the item's share of the clicks) or "learned" (a small multinomial model of
         the click before, trained alongside); a module of your own: set `model.propensity`. weight_limit: the largest
         weight of a pair, 1 being that of equal propensities.
+    tasks: "u2i", the next click, or "u2i,u2u": beside it, telling a user's later clicks (up to nine) from other users',
+        by their vectors and with a queue of its own, which holds vectors unless negatives_from is "batch".
     encoder: "pooling", the paper's, or "sasrec", the Transformer of its public tables (max_len 50 and duplicates of
         its own in the paper's code).
     batch: spans a batch. With "pooling" a span is a (history, next click) pair; with "sasrec" it is a window of at most
@@ -57,6 +61,7 @@ class CLRecConfig:
 
     encoder: str = "pooling"
     objective: str = "clrec"
+    tasks: tuple[str, ...] = ("u2i",)
     dim: int = 64
     heads: int = 4
     hidden: int = 64
@@ -83,16 +88,18 @@ class CLRecConfig:
     def __post_init__(self) -> None:
         one_of(ENCODERS, "encoder", self.encoder)
         one_of(OBJECTIVES, "objective", self.objective)
+        if self.tasks not in TASKS:
+            raise ValueError(f"tasks: expected u2i or u2i,u2u, got {','.join(self.tasks) or 'none'}")
         one_of(SOURCES, "negatives_from", self.negatives_from)
         one_of(FEATURES, "features", self.features)
         one_of(PROPENSITIES, "propensity", self.propensity)
         for name in ("dim", "heads", "hidden", "blocks", "max_len", "batch", "samples"):
             at_least(1, name, getattr(self, name))
-        queued = OBJECTIVES[self.objective].queue and self.negatives_from != "batch"
+        queued = self.negatives_from != "batch" and (OBJECTIVES[self.objective].queue or "u2u" in self.tasks)
         at_least(self.batch + 1 if queued else 1, "negatives", self.negatives)
         for name in ("dropout", "momentum"):
             between(0.0, 1.0, name, getattr(self, name))
-        if self.momentum and not (queued and self.negatives_from == "vectors"):
+        if self.momentum and not (queued and ("u2u" in self.tasks or self.negatives_from == "vectors")):
             raise ValueError(f"momentum: expected 0 where no vectors are queued, got {self.momentum}")
         for name in ("temperature", "weight_limit", "lr"):
             above(0.0, name, getattr(self, name))
@@ -106,7 +113,7 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 class Batch(NamedTuple):
-    """`row`, `at` and `drawn` are empty where a model has no use for them."""
+    """What follows the target is left out where a model has no use for it."""
 
     clicks: Packed
     item: Tensor  # int64 [n]
@@ -115,6 +122,7 @@ class Batch(NamedTuple):
     at: Tensor = _NONE  # int64 [N], the packed row that each target follows
     row: Tensor = _NONE  # int64 [N], the history, of those that `batches` was given
     drawn: Tensor = _NONE  # int64 [M] or [N, K], what the objective draws
+    later: Later | None = None
 
 
 class CLRec(Model):
@@ -159,13 +167,18 @@ class CLRec(Model):
                         nn.init.normal_(parameter, std=config.dim**-0.5)
             self.propensity = PROPENSITIES[config.propensity](len(items)) if self.objective.weighs else None
         learns = self.propensity is not None and any(True for _ in self.propensity.parameters())
-        self.part_names = (config.objective, "propensity") if learns else ("loss",)
+        names = (*config.tasks, *(["propensity"] if learns else []))
+        self.part_names = names if len(names) > 1 else ("loss",)
         self.source, self.features = SOURCES[config.negatives_from], FEATURES[config.features]
         size = config.negatives - config.batch
         self.queue = self.source.queue(size, config.dim) if self.objective.queue else None
+        both = "u2u" in config.tasks
+        self.later_queue = NegativeQueue(size, config.dim) if both and config.negatives_from != "batch" else None
         self.item_follower = follower(self.item) if config.momentum else None
+        self.user_follower = follower(self.user) if config.momentum and both else None
         self.register_buffer("log_share", torch.zeros(len(items)), persistent=False)
-        self._positives = torch.empty(0, config.dim)  # of the last loss, on their way into the queue
+        # Of the last loss, on their way into the queues.
+        self._positives, self._later = torch.empty(0, config.dim), torch.empty(0, config.dim)
 
     def forward(self, x: Tensor, bucket: Tensor, clicks: Packed) -> Tensor:
         """Encoded clicks x [n, D] with their buckets [n] to normalised users [N, D]."""
@@ -174,8 +187,11 @@ class CLRec(Model):
     def encode(self, histories: Histories) -> Tensor:
         """[B, D], the normalised user vector of each history."""
         clicks, item, bucket = self._clicks(histories, newest(histories, self.config.max_len))
-        x, _ = self.features.both(self.item, item, item[:0])
-        return self.user.served(self(x, bucket, clicks), clicks)
+        return self._served(self.item, self.user, clicks, item, bucket)
+
+    def _served(self, items: ItemEncoder, users: UserEncoder, clicks: Packed, item: Tensor, bucket: Tensor) -> Tensor:
+        x, _ = self.features.both(items, item, item[:0])
+        return F.normalize(users.served(users(x, bucket, clicks), clicks), dim=-1)
 
     def item_vectors(self) -> Tensor:
         """[I+1, D], normalised encoded items / temperature: a score is cosine / temperature."""
@@ -192,9 +208,17 @@ class CLRec(Model):
         pairs = self._pairs(batch)
         self._positives = pairs.positive.detach()
         parts = [self.objective.loss(pairs, self.config)]
-        if len(self.part_names) > 1:
+        if batch.later is not None:
+            parts.append(self._u2u(pairs.user, batch.later))
+        if "propensity" in self.part_names:
             parts.append(-pairs.log_q.mean())
         return dict(zip(self.part_names, parts, strict=True))
+
+    def _u2u(self, user: Tensor, later: Later) -> Tensor:
+        after = self._served(self.item, self.user, later.clicks, later.item, later.bucket)
+        self._later = after.detach()
+        queued = None if self.later_queue is None else self.later_queue.newest(self.config.negatives - len(after))
+        return u2u(user[later.pair], after, later.row, queued, self.config.temperature)
 
     def _pairs(self, batch: Batch) -> Pairs:
         drawn, queued = batch.drawn, None
@@ -219,13 +243,19 @@ class CLRec(Model):
         )
 
     def after_step(self, batch: Batch) -> None:
-        """The batch's positives join the queue, as the loss encoded them or as the follower does."""
-        vectors = self._positives
+        """The batch's positives join the queues, as the loss encoded them or as the followers do."""
+        positives, after = self._positives, self._later
         if self.item_follower is not None:
             momentum_update(self.item_follower, self.item, self.config.momentum)
-            vectors = F.normalize(self.features.scored(self.item_follower, batch.target), dim=-1)
+            positives = F.normalize(self.features.scored(self.item_follower, batch.target), dim=-1)
+        if self.item_follower is not None and self.user_follower is not None and batch.later is not None:
+            momentum_update(self.user_follower, self.user, self.config.momentum)
+            with torch.no_grad():
+                after = self._served(self.item_follower, self.user_follower, *batch.later[:3])
         if self.queue is not None:
-            self.queue.push(self.source.entry(vectors, batch.target), ids=batch.target)
+            self.queue.push(self.source.entry(positives, batch.target), ids=batch.target)
+        if self.later_queue is not None and batch.later is not None:
+            self.later_queue.push(after, ids=batch.later.row)
 
     def steps(self, train: Histories) -> int:
         return batch_count(self.user.spans(train, self.config.max_len), self.config.batch)
@@ -241,7 +271,15 @@ class CLRec(Model):
             row = part.row[clicks.row[at].numpy(force=True)]
             target = self.tensor(train.item[follows])
             drawn = draw(self.log_share, self.objective.power, self.objective.shape(len(at), self.config), rng)
-            yield Batch(clicks, item, bucket, target, at, self.tensor(row), self.tensor(drawn))
+            then = self._later_clicks(train, follows, row, clicks.row[at], rng) if "u2u" in self.config.tasks else None
+            yield Batch(clicks, item, bucket, target, at, self.tensor(row), self.tensor(drawn), then)
+
+    def _later_clicks(
+        self, train: Histories, follows: np.ndarray, row: np.ndarray, window: Tensor, rng: np.random.Generator
+    ) -> Later:
+        pair = pick(window.numpy(force=True), rng)
+        clicks, item, bucket = self._clicks(train, later(train, follows[pair], row[pair], self.config.max_len))
+        return Later(clicks, item, bucket, self.tensor(pair), self.tensor(row[pair]))
 
     def _clicks(self, histories: Histories, spans: Spans) -> tuple[Packed, Tensor, Tensor]:
         clicks = pack(spans, self.device)

@@ -15,7 +15,7 @@ from fastcl.recsys.batching import Packed, Spans
 from fastcl.recsys.data import Histories
 
 LONGEST = 9  # clicks of a later sequence: "less than ten"
-TASKS = ("u2i", "u2u")
+TASKS = (("u2i",), ("u2i", "u2u"))  # serving recommends items, so u2i is never left out
 
 
 class Later(NamedTuple):
@@ -34,9 +34,9 @@ def pick(window: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return count.cumsum() - count + (rng.random(len(count)) * count).astype(np.int64)
 
 
-def later(train: Histories, begin: np.ndarray, row: np.ndarray) -> Spans:
-    """Of at most `LONGEST` clicks from `begin` [B] on, within histories `row` [B]."""
-    return Spans(begin, np.minimum(begin + LONGEST, train.offsets[row + 1]), row)
+def later(train: Histories, begin: np.ndarray, row: np.ndarray, length: int) -> Spans:
+    """Of at most `length` and at most `LONGEST` clicks from `begin` [B] on, within histories `row` [B]."""
+    return Spans(begin, np.minimum(begin + min(length, LONGEST), train.offsets[row + 1]), row)
 
 
 def u2u(before: Tensor, after: Tensor, row: Tensor, queued: Evicted | None, temperature: float) -> Tensor:
