@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastcl.momentum import momentum_update
 from fastcl.negatives import NegativeQueue
 from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, log_shares, newest, pack, time_buckets
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.models.base import Model
-from fastcl.recsys.models.clrec_encoders import ENCODERS, FEATURES, ItemEncoder, UserEncoder
+from fastcl.recsys.models.clrec_encoders import ENCODERS, FEATURES, ItemEncoder, UserEncoder, initialise
 from fastcl.recsys.models.clrec_objectives import DUPLICATES, OBJECTIVES, Pairs, draw
 from fastcl.recsys.models.clrec_propensities import PROPENSITIES
 from fastcl.recsys.models.clrec_queues import SOURCES, follower
@@ -158,13 +158,7 @@ class CLRec(Model):
             torch.manual_seed(seed)
             self.item = ItemEncoder(items, config.dim)
             self.user = ENCODERS[config.encoder](config)
-            for module in self.modules():
-                # Normal everywhere (appendix B.2), so that normalised vectors start evenly spread over the sphere.
-                for name, parameter in module.named_parameters(recurse=False):
-                    if name.endswith("bias"):
-                        nn.init.zeros_(parameter)
-                    elif not isinstance(module, nn.LayerNorm):
-                        nn.init.normal_(parameter, std=config.dim**-0.5)
+            initialise(self)
             self.propensity = PROPENSITIES[config.propensity](len(items)) if self.objective.weighs else None
         learns = self.propensity is not None and any(True for _ in self.propensity.parameters())
         names = (*config.tasks, *(["propensity"] if learns else []))
