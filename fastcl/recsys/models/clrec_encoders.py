@@ -44,11 +44,12 @@ class ItemEncoder(nn.Module):
             self.register_buffer(f"codes_{nth}", torch.from_numpy(feature.codes), persistent=False)
 
     def forward(self, item: Tensor) -> Tensor:  # int64 [U] -> [U, D]
-        x = self.id(item)
-        if len(self.features):
-            values = [bag(self.get_buffer(f"codes_{nth}")[item]) for nth, bag in enumerate(self.features)]
-            x = x + torch.cat(values, -1)
-        return x
+        return self.id(item) + self.described(item) if len(self.features) else self.id(item)
+
+    def described(self, item: Tensor) -> Tensor:
+        """[U, D], what the features add."""
+        values = [bag(self.get_buffer(f"codes_{nth}")[item]) for nth, bag in enumerate(self.features)]
+        return torch.cat(values, -1) if values else torch.zeros(len(item), self.id.embedding_dim, device=item.device)
 
 
 class Features(NamedTuple):
@@ -69,9 +70,14 @@ def _everywhere(encoder: ItemEncoder, clicked: Tensor, scored: Tensor) -> tuple[
     return x, y
 
 
+def _clicks(encoder: ItemEncoder, clicked: Tensor, scored: Tensor) -> tuple[Tensor, Tensor]:
+    x, y = _distinct(encoder.id, torch.cat([clicked, scored])).split([len(clicked), len(scored)])
+    return x + _distinct(encoder.described, clicked), y
+
+
 FEATURES: dict[str, Features] = {
     "everywhere": Features(_everywhere, lambda encoder, item: encoder(item)),
-    "clicks": Features(lambda encoder, x, y: (_distinct(encoder, x), encoder.id(y)), lambda encoder, y: encoder.id(y)),
+    "clicks": Features(_clicks, lambda encoder, item: encoder.id(item)),
 }
 
 
