@@ -6,8 +6,10 @@ losses it is compared with in clrec_objectives.py, their propensities in clrec_p
 `fastcl.NegativeQueue`; data, metrics and the training loop live in their own files.
 """
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +28,15 @@ from fastcl.recsys.models.clrec_propensities import PROPENSITIES
 from fastcl.recsys.models.clrec_queues import SOURCES, follower
 from fastcl.recsys.models.clrec_tasks import TASKS, Later, later, pick, u2u
 from fastcl.recsys.options import above, at_least, between, one_of
+from fastcl.recsys.times import unit_of
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+# Seconds of a unit, as fractions so that cuts of whole days stay whole; and what the units of dates are called.
+UNITS = {
+    **{name: Fraction(1, 10**digits) for name, digits in (("millisecond", 3), ("microsecond", 6), ("nanosecond", 9))},
+    **{"second": Fraction(1), "minute": Fraction(60), "hour": Fraction(3600), "day": Fraction(86400)},
+}
+GUESSED = {"s": "second", "ms": "millisecond", "us": "microsecond", "ns": "nanosecond"}
 
 
 @dataclass(frozen=True)
@@ -55,8 +64,9 @@ class CLRecConfig:
         the attention MLP ("pooling"). blocks: depth ("sasrec").
     duplicates: "keep" leaves further clicks of the positive's item in the sum, as the paper and its Theorem 1 have it,
         and only the clicks of the same window out of it; "exclude" leaves out the clicks of the positive's item.
-    time_cuts: rising limits of the time buckets ("pooling"), in the data's unit (here seconds, a minute to four years);
-        empty for data without times.
+    time_cuts: rising limits of the time buckets ("pooling"), in seconds (a minute to four years); empty for data
+        without times. time_unit: of the data's times: "second", "millisecond", "microsecond", "nanosecond", "minute",
+        "hour" or "day".
     """
 
     encoder: str = "pooling"
@@ -84,6 +94,7 @@ class CLRecConfig:
         *(_DAY, 2 * _DAY, 4 * _DAY, 7 * _DAY, 14 * _DAY, 30 * _DAY),
         *(60 * _DAY, 120 * _DAY, 240 * _DAY, 365 * _DAY, 730 * _DAY, 1461 * _DAY),
     )
+    time_unit: str = "second"
 
     def __post_init__(self) -> None:
         one_of(ENCODERS, "encoder", self.encoder)
@@ -106,6 +117,7 @@ class CLRecConfig:
         one_of(DUPLICATES, "duplicates", self.duplicates)
         if list(self.time_cuts) != sorted(set(self.time_cuts)):
             raise ValueError(f"time_cuts: expected rising limits, got {self.time_cuts}")
+        one_of(UNITS, "time_unit", self.time_unit)
         ENCODERS[self.encoder].check(self)
 
 
@@ -163,6 +175,7 @@ class CLRec(Model):
         learns = self.propensity is not None and any(True for _ in self.propensity.parameters())
         names = (*config.tasks, *(["propensity"] if learns else []))
         self.part_names = names if len(names) > 1 else ("loss",)
+        self.cuts = [float(Fraction(cut) / UNITS[config.time_unit]) for cut in config.time_cuts]
         self.source, self.features = SOURCES[config.negatives_from], FEATURES[config.features]
         size = config.negatives - config.batch
         self.queue = self.source.queue(size, config.dim) if self.objective.queue else None
@@ -256,6 +269,7 @@ class CLRec(Model):
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         """One epoch: every click but a history's first is a target once."""
+        self._check_unit(train)
         self.log_share.copy_(log_shares(train, len(self.items)))
         spans = self.user.spans(train, self.config.max_len)
         for part in bucketed(spans, self.config.batch, rng, self.share):
@@ -268,6 +282,11 @@ class CLRec(Model):
             then = self._later_clicks(train, follows, row, clicks.row[at], rng) if "u2u" in self.config.tasks else None
             yield Batch(clicks, item, bucket, target, at, self.tensor(row), self.tensor(drawn), then)
 
+    def _check_unit(self, train: Histories) -> None:
+        unit = None if train.time is None or not self.cuts else unit_of(train.time)
+        if unit is not None and GUESSED[unit] != self.config.time_unit:
+            warnings.warn(f"time_unit: times look like {GUESSED[unit]}s, got {self.config.time_unit!r}", stacklevel=3)
+
     def _later_clicks(
         self, train: Histories, follows: np.ndarray, row: np.ndarray, window: Tensor, rng: np.random.Generator
     ) -> Later:
@@ -277,5 +296,5 @@ class CLRec(Model):
 
     def _clicks(self, histories: Histories, spans: Spans) -> tuple[Packed, Tensor, Tensor]:
         clicks = pack(spans, self.device)
-        bucket = time_buckets(histories, spans, clicks, self.config.time_cuts)
+        bucket = time_buckets(histories, spans, clicks, self.cuts)
         return clicks, self.tensor(histories.item[clicks.source]), self.tensor(bucket)
