@@ -41,27 +41,28 @@ GUESSED = {"s": "second", "ms": "millisecond", "us": "microsecond", "ns": "nanos
 
 @dataclass(frozen=True)
 class CLRecConfig:
-    """`negatives` are the newest clicks, those of the batch among them: the queue fills up what a batch has too few.
+    """The paper's production model; the others it compares are a few options away.
 
+    encoder: "pooling", the paper's, or "sasrec", the Transformer of its public tables (there with lr 5e-3, max_len 50
+        and more dropout).
     objective: "clrec", or a loss that the paper compares with: "sampled_softmax" (`negatives` items drawn by their
         clicks, with log q), "negative_sampling" (`samples` drawn for each pair by clicks ** 0.75, binary decisions),
         "shared_negatives" (`negatives` of those for all pairs), "full_softmax", "ipw" (that, weighted by 1 / q(y|x)).
+    tasks: "u2i", the next click, or "u2i,u2u": beside it, telling a user's later clicks (up to nine) from other users',
+        by their vectors and with a queue of its own, which holds vectors unless negatives_from is "batch".
+    heads: with "sasrec" dim must be a multiple of it. hidden: width of the attention MLP ("pooling"). blocks: depth
+        ("sasrec"). max_len: 20, as in the paper's production code.
+    batch: spans a batch. With "pooling" a span is a (history, next click) pair; with "sasrec" it is a window of at most
+        max_len clicks, each of which predicts the next one.
+    negatives: the newest so many clicks, those of the batch among them: the queue fills up what a batch has too few.
     negatives_from: beside the batch, a queue of the "vectors" of earlier positives (the paper's variant c) or of their
         "ids", encoded again each step so that they learn too (b); "batch" has none beside it (a).
     momentum: above 0, queued vectors come from encoders that follow the trained ones, momentum old + (1 - momentum)
         new each step (MoCo, He et al. 2020, has 0.999; here the batch's own positives still learn).
     features: of items, used "everywhere", or for "clicks" alone, not for targets and negatives (the paper's Table 6).
     propensity: of "ipw", "popularity" (q is the item's share of the clicks) or "learned" (a small multinomial model of
-        the click before, trained alongside); a module of your own: set `model.propensity`. weight_limit: the largest
-        weight of a pair, 1 being that of equal propensities.
-    tasks: "u2i", the next click, or "u2i,u2u": beside it, telling a user's later clicks (up to nine) from other users',
-        by their vectors and with a queue of its own, which holds vectors unless negatives_from is "batch".
-    encoder: "pooling", the paper's, or "sasrec", the Transformer of its public tables (max_len 50 and duplicates of
-        its own in the paper's code).
-    batch: spans a batch. With "pooling" a span is a (history, next click) pair; with "sasrec" it is a window of at most
-        max_len clicks, each of which predicts the next one.
-    max_len: 20, as in the paper's production code. heads: with "sasrec" dim must be a multiple of it. hidden: width of
-        the attention MLP ("pooling"). blocks: depth ("sasrec").
+        the click before, trained alongside); for a module of your own, set `model.propensity`. weight_limit: the
+        largest weight of a pair, 1 being that of equal propensities.
     duplicates: "keep" leaves further clicks of the positive's item in the sum, as the paper and its Theorem 1 have it,
         and only the clicks of the same window out of it; "exclude" leaves out the clicks of the positive's item.
     time_cuts: rising limits of the time buckets ("pooling"), in seconds (a minute to four years); empty for data
