@@ -79,9 +79,10 @@ def test_parts_of_the_loss_are_those_of_one_process(table: Path, runs: Path) -> 
         assert ours["loss_parts"] == pytest.approx(theirs["loss_parts"], rel=0.05)
 
 
-def test_every_process_has_its_own_queue_and_all_are_kept(runs: Path) -> None:
+@pytest.mark.parametrize("queue", ["queue", "later_queue"])
+def test_every_process_has_its_own_queue_and_all_are_kept(queue: str, runs: Path) -> None:
     tensors = load_file(runs / "clrec" / "last.safetensors")
-    keys = [tensors[f"process/{rank}/buffer/queue._keys"] for rank in (0, 1)]
+    keys = [tensors[f"process/{rank}/buffer/{queue}._keys"] for rank in (0, 1)]
     assert not torch.equal(*keys)
     assert all(key.norm(dim=1).allclose(torch.ones(29), atol=1e-5) for key in keys), "a queue was not filled"
 
@@ -115,6 +116,7 @@ def test_the_command(table: Path, runs: Path, tmp_path: Path) -> None:
     [
         (SASRec, {}),
         (CLRec, {"time_cuts": ()}),
+        (CLRec, {"encoder": "sasrec", "tasks": ("u2i", "u2u"), "objective": "negative_sampling"}),
         (BERT4Rec, {}),
         (ContrastVAE, {}),
         (ContrastVAE, {"augment": ("crop", "reorder")}),
