@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fastcl
-from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, newest, pack, prefixes
+from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, newest, pack, prefixes, time_buckets
 from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.layers import MultiAtt, WeightedHeads
 from fastcl.recsys.models.base import Model
@@ -170,10 +170,7 @@ class CLRec(Model):
 
     def _clicks(self, histories: Histories, spans: Spans) -> tuple[Packed, Tensor, Tensor]:
         clicks = pack(spans, self.device)
-        bucket = np.zeros(len(clicks.source), np.int64)  # clicks without times count as one moment
-        if histories.time is not None:
-            newest_click = np.repeat(histories.time[spans.stop - 1], spans.stop - spans.start)
-            bucket = np.searchsorted(self.config.time_cuts, newest_click - histories.time[clicks.source], side="right")
+        bucket = time_buckets(histories, spans, clicks, self.config.time_cuts)
         return clicks, self.tensor(histories.item[clicks.source]), self.tensor(bucket)
 
 
