@@ -239,9 +239,9 @@ def test_users_are_encoded_as_the_paper_writes_it() -> None:
         m = model.choice(sum(p_t * g_t for p_t, g_t in zip(weight, g, strict=True)))
         fits = []
         for h in range(5):
-            routed = [float(routing(c_t[None], model.prototypes, 0.07)[0, h].exp()) for c_t in c]
+            routed = [routing(c_t[None], model.prototype.weight, 0.07)[0, h].exp() for c_t in c]
             pooled = sum(p_ht * p_t * g_t for p_ht, p_t, g_t in zip(routed, weight, g, strict=True))
-            z_h = model.intention(torch.cat([pooled, model.bias[h]]))
+            z_h = model.intention(torch.cat([pooled, model.beta.weight[h]]))
             torch.testing.assert_close(z[r, h], z_h, atol=1e-5, rtol=1e-4)
             fits.append(F.cosine_similarity(m, z_h, dim=0) / 0.07)
         torch.testing.assert_close(fit_of[r], torch.stack(fits), atol=1e-4, rtol=1e-4)
@@ -300,13 +300,13 @@ def test_what_the_main_queue_evicts_is_routed_by_the_weights_of_now() -> None:
     for batch in (first, second):
         model.loss(batch)
         with torch.no_grad():
-            model.prototypes.copy_(model.prototypes.flip(0))
+            model.prototype.weight.copy_(model.prototype.weight.flip(0))
         model.after_step(batch)
     out = first.target.tolist() + second.target.tolist()[: 24 - 6]
     by_hand: list[list[int]] = [[] for _ in range(5)]
-    model.prototypes.data.copy_(model.prototypes.flip(0))
+    model.prototype.weight.data.copy_(model.prototype.weight.flip(0))
     before = model.intents(first.target[:18]).argmax(1).tolist()
-    model.prototypes.data.copy_(model.prototypes.flip(0))
+    model.prototype.weight.data.copy_(model.prototype.weight.flip(0))
     after = model.intents(torch.tensor(out[18:])).argmax(1).tolist()
     for item, intent in zip(out, before + after, strict=True):
         by_hand[intent].append(item)

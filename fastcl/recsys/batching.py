@@ -110,9 +110,7 @@ def prefixes(histories: Histories, length: int) -> Spans:
     return Spans(np.maximum(first, stop - length)[later], stop[later], row[later])
 
 
-def bucketed(
-    spans: Spans, batch: int, rng: np.random.Generator, share: tuple[int, int] = (0, 1)
-) -> Iterator[Spans]:
+def bucketed(spans: Spans, batch: int, rng: np.random.Generator, share: tuple[int, int] = (0, 1)) -> Iterator[Spans]:
     """All spans once, in random batches of about equal lengths, in random order.
 
     share: (r, of n) leaves the r-th of n parts in each batch, of equal size up to one span and of about equal lengths;

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, newest, pack, prefixes, time_buckets
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.models.base import Model
-from fastcl.recsys.models.clrec import DUPLICATES, Batch, CLRecConfig
+from fastcl.recsys.models.clrec import UNITS, Batch, CLRecConfig, check_unit, cuts_in
+from fastcl.recsys.models.clrec_encoders import initialise
+from fastcl.recsys.models.clrec_objectives import DUPLICATES
 from fastcl.recsys.models.multi_clrec_parts import (
     CategoryItems,
     balance,
@@ -40,7 +42,7 @@ class MultiCLRecConfig:
     intents: H, 16 on public data in the paper. served: K, how many of a user's intents items are retrieved for, at
         most H; training takes one.
     category: the item feature that intents are clusters of; "" for the first one there is.
-    hidden: width of all MLPs. duplicates, time_cuts: as in `CLRecConfig`.
+    hidden: width of all MLPs. duplicates, time_cuts, time_unit: as in `CLRecConfig`.
     polarity, separation, balance: weights of the auxiliary losses (Eq. 10 to 12), 1 in the paper; 0 leaves one out.
     """
 
@@ -61,6 +63,7 @@ class MultiCLRecConfig:
     duplicates: str = "keep"
     lr: float = 3e-3
     time_cuts: tuple[float, ...] = CLRecConfig.time_cuts
+    time_unit: str = "second"
 
     def __post_init__(self) -> None:
         for name in ("dim", "intents", "served", "hidden", "max_len", "batch", "secondary"):
@@ -76,6 +79,7 @@ class MultiCLRecConfig:
             raise ValueError(f"served: expected at most intents={self.intents}, got {self.served}")
         if list(self.time_cuts) != sorted(set(self.time_cuts)):
             raise ValueError(f"time_cuts: expected rising limits, got {self.time_cuts}")
+        one_of(UNITS, "time_unit", self.time_unit)
 
 
 class Encoded(NamedTuple):
@@ -135,16 +139,11 @@ class MultiCLRec(Model):
             self.bucket = nn.Embedding(len(config.time_cuts) + 1, dim) if config.time_cuts else None
             self.dropout = nn.Dropout(config.dropout)
             self.importance = mlp((4 if config.time_cuts else 3) * dim, hidden, 1)
-            self.prototypes = nn.Parameter(torch.empty(config.intents, dim))
-            self.bias = nn.Parameter(torch.empty(config.intents, dim))
+            self.prototype, self.beta = (nn.Embedding(config.intents, dim) for _ in range(2))
             self.intention = mlp(2 * dim, hidden, dim)
             self.choice = mlp(dim, hidden, dim)
-            for parameter in self.parameters():
-                # Normal, as appendix B.2 asks for vectors that are normalised.
-                if parameter.ndim == 1:
-                    nn.init.zeros_(parameter)
-                else:
-                    nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+            initialise(self)
+        self.cuts = cuts_in(config.time_unit, config.time_cuts)
         self.queues = IntentQueues(config.intents, config.main - config.batch, config.secondary, dim)
         self._positives = torch.empty(0, dim)  # of the last loss, on their way into the queue
 
@@ -155,7 +154,7 @@ class MultiCLRec(Model):
             about.append(self.bucket(bucket))
         importance = clicks.pad(self.importance(torch.cat(about, -1)), fill=-torch.inf).softmax(1)  # [B, L, 1]
         pooled = (importance * clicks.pad(routing)).transpose(1, 2) @ clicks.pad(self.dropout(item))
-        z = self.intention(torch.cat([pooled, self.bias.expand_as(pooled)], -1))
+        z = self.intention(torch.cat([pooled, self.beta.weight.expand_as(pooled)], -1))
         # A click's routing sums to one, so the sum over intents is that of the clicks by importance.
         m = self.choice(pooled.sum(1, keepdim=True))
         return Encoded(z, (normalized(m) * normalized(z)).sum(-1) / self.config.temperature)
@@ -183,7 +182,7 @@ class MultiCLRec(Model):
         return self._routing(self.item(item)[1]).exp()
 
     def _routing(self, category: Tensor) -> Tensor:
-        return routing(category, self.prototypes, self.config.temperature)
+        return routing(category, self.prototype.weight, self.config.temperature)
 
     def loss(self, batch: Batch) -> Tensor:
         return torch.stack(list(self.parts(batch).values())).sum()
@@ -222,10 +221,11 @@ class MultiCLRec(Model):
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         """One epoch: every click but a history's first is a target once."""
+        check_unit(train, self.config.time_unit, self.cuts)
         for spans in bucketed(prefixes(train, self.config.max_len), self.config.batch, rng, self.share):
             yield Batch(*self._clicks(train, spans), self.tensor(train.item[spans.stop]))
 
     def _clicks(self, histories: Histories, spans: Spans) -> tuple[Packed, Tensor, Tensor]:
         clicks = pack(spans, self.device)
-        bucket = time_buckets(histories, spans, clicks, self.config.time_cuts)
+        bucket = time_buckets(histories, spans, clicks, self.cuts)
         return clicks, self.tensor(histories.item[clicks.source]), self.tensor(bucket)
