@@ -24,6 +24,7 @@ from fastcl.recsys import (
     ContrastVAE,
     Histories,
     Interactions,
+    MultiCLRec,
     SASRec,
     Split,
     checkpoint,
@@ -39,6 +40,8 @@ COLUMNS = ["--user", "who", "--item", "what", "--time", "when"]
 SETTINGS: dict[type, dict[str, Any]] = {
     SASRec: {"dim": 8, "batch": 15, "max_len": 5, "loss": "bce"},  # draws negatives, and dropout
     CLRec: {"dim": 8, "batch": 40, "negatives": 200, "max_len": 5},  # a queue that is not full after the first epoch
+    # The main queue is full after the first epoch, those of the intents are not.
+    MultiCLRec: {"dim": 8, "batch": 40, "main": 60, "secondary": 90, "intents": 2, "served": 1, "max_len": 5},
     ContrastVAE: {"dim": 8, "batch": 15, "max_len": 5, "reconstruction": "sampled", "samples": 5},  # parts of the loss
     BERT4Rec: {"dim": 8, "batch": 15, "max_len": 5},  # draws what it covers
 }
@@ -139,6 +142,7 @@ class Stop(BaseException):
         (CLRec, {"momentum": 0.9, "tasks": ("u2i", "u2u")}),
         (CLRec, {"objective": "ipw", "propensity": "learned"}),
         (CLRec, {"objective": "negative_sampling", "samples": 3}),
+        (MultiCLRec, {}),
         (BERT4Rec, {}),
         (ContrastVAE, {}),
     ],
