@@ -41,20 +41,20 @@ def work(manifest: dict[str, Any], results: Path, data: Path, states: Path, only
     """Runs what is missing, first what matches the first text, in the manifest's order; appends each result as it
     comes.
     """
-    for run in (run for text in only for run in runs(manifest) if text in name(run)):
+    for run in (run for text in only for run in runs(manifest) if text in title(run)):
         if any(found["id"] == run["id"] for found in read(results)):
             continue
-        print(f"{name(run)} ({run['id']})", flush=True)
+        print(f"{title(run)} ({run['id']})", flush=True)
         split = Interactions.read(data / f"{run['data']}.txt.gz", format="sequence").split()
         plan = None if run["plan"] is None else Plan(**run["plan"])
         found = measure(run["model"], run["options"] or {}, plan, run["seed"], split, states / run["id"])
         facts = {"revision": revision(), "machine": machine()}
         write_json(results, {"runs": [*read(results), run | found | facts]})
         test = found["test"]
-        print("  test:", ", ".join(f"{column} {test[column]:.4f}" for column in COLUMNS), flush=True)
+        print("  test:", ", ".join(f"{name} {test[name]:.4f}" for name in COLUMNS), flush=True)
 
 
-def name(run: dict[str, Any]) -> str:
+def title(run: dict[str, Any]) -> str:
     return f"{run['label']}, {run['data']}, seed {run['seed']}"
 
 
@@ -81,7 +81,7 @@ def table(manifest: dict[str, Any], done: list[dict[str, Any]]) -> str:
         best = [max(row[column] for row in paper.values()) for column in range(len(COLUMNS))]
         head = ["", "seeds", *COLUMNS]
         lines += ["", f"**{data}**", "", f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
-        lines += [f"| paper: {model} | | " + " | ".join(f"{x:.4f}" for x in row) + " |" for model, row in paper.items()]
+        lines += [f"| paper: {name} | | " + " | ".join(f"{x:.4f}" for x in row) + " |" for name, row in paper.items()]
         for (where, label), group in groups.items():
             if where != data:
                 continue
@@ -89,9 +89,9 @@ def table(manifest: dict[str, Any], done: list[dict[str, Any]]) -> str:
             cells = [cell([test[column] for test in tests], least) for column, least in zip(COLUMNS, best, strict=True)]
             ran = str(len(tests)) if len(tests) == len(group) else f"{len(tests)} of {len(group)}"
             lines.append(f"| {label} | {ran} | " + " | ".join(cells) + " |")
-    missing = [name(run) for run in runs(manifest) if run["id"] not in found]
+    missing = [title(run) for run in runs(manifest) if run["id"] not in found]
     lines += ["", "**Bold**: above all of the paper's columns.", "", f"Runs missing: {len(missing)}."]
-    return "\n".join([*lines, *(f"- {text}" for text in missing)]).strip()
+    return "\n".join([*lines, *(f"- {name}" for name in missing)]).strip()
 
 
 def cell(values: list[float], least: float) -> str:
