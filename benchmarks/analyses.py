@@ -1,18 +1,19 @@
-"""The analyses of a study, from the run folders that `quality --run` left: figures, pictures and a page of tables.
+"""The analyses of ContrastVAE (Wang et al. 2022) from what `quality --run` left: figures, pictures, a page of tables.
 
-    python -m benchmarks.analyses --paper contrastvae --data FOLDER --states FOLDER
+    python -m benchmarks.analyses --data FOLDER --states FOLDER [--set amazon/Toys_and_Games]
 
-ContrastVAE's (Wang et al. 2022): recall by frequency of the last item and by length of the history (Fig. 2), collapse
-of the posterior (mean KL to N(0, I), mean variance), robustness to deleted and replaced items, all on Toys with seed 0;
-and sensitivity to the weight of the contrast on Office, from the results that are there. Writes numbers.json, PNGs and
-tables.md to results/PAPER-analyses. Nothing trains here; models that were not trained yet are left out.
+Recall by frequency of the last item and by length of the history (Fig. 2), collapse of the posterior (mean KL to
+N(0, I), mean variance), robustness to deleted and replaced items, and sensitivity to the weight of the contrast. The
+first and third rank the test cases anew, with the saved weights of the first seed; the others are means over the seeds
+in results/contrastvae.json. Writes numbers.json, tables.md and PNGs to results/contrastvae-analyses/SET. Nothing trains
+here; what was not trained yet is left out.
 """
 
 import argparse
 import json
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,133 +31,143 @@ from fastcl.recsys.models import Model
 from fastcl.recsys.report import floors
 from fastcl.recsys.robustness import robustness
 
-TOYS, OFFICE = "amazon/Toys_and_Games", "amazon/Office_Products"
-METRIC, K = "recall@40", (20, 40)
-COLUMNS = ("recall@20", "recall@40", "ndcg@20", "ndcg@40")
+RANKED = ("ContrastVAE VA", "ContrastVAE MA", "ContrastVAE DA", "ContrastVAE AVAE", "SASRec softmax")
+METRIC, K = "recall@40", (40,)
 GROUPED = {"frequency": "users with the same last item (cases)", "length": "items in the history (cases)"}
-VARIED = "contrast_weight"
+WEIGHT = "contrast_weight"
 
+Run = dict[str, Any]
 Numbers = dict[str, Any]
 
 
-def finished(manifest: Mapping[str, Any], done: list[dict[str, Any]], data: str) -> dict[str, dict[str, Any]]:
-    """label -> result, of the first seed of every model that was trained on `data`."""
+def finished(manifest: Mapping[str, Any], done: Sequence[Run], data: str) -> dict[str, list[Run]]:
+    """label -> results on `data` of a model trained by our own rules, in the manifest's order."""
     ids = {run["id"]: run for run in done}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, list[Run]] = {}
     for run in runs(dict(manifest)):
-        if run["data"] == data and run["plan"] is not None and run["id"] in ids:
-            found.setdefault(run["label"], ids[run["id"]])
+        ours = run["plan"] is not None and "compat" not in run["options"]
+        if ours and run["data"] == data and run["id"] in ids:
+            found.setdefault(run["label"], []).append(ids[run["id"]])
     return found
 
 
-def measured(models: Mapping[str, Model], split: Split) -> Numbers:
-    """What the pictures on one data set show; floors take part where they cost little."""
+def ranked(models: Mapping[str, Model], split: Split) -> Numbers:
+    """Recall in groups, beside the floors, and under corruption."""
     scorers: dict[str, Scorer] = {**models, **floors(split, "mask")}
     groups = {
         name: by_group(rank_cases(scorer, split.test, k=K), split.test, by=tuple(GROUPED))
         for name, scorer in scorers.items()
     }
-    corrupted = {name: robustness(model, split.test, k=K) for name, model in models.items()}
-    latent: dict[str, dict[str, float]] = {}
-    for name, model in models.items():
-        diagnostics = getattr(model, "diagnostics", None)
-        if callable(diagnostics):
-            latent[name] = diagnostics(split.test.history)
-    return {"groups": groups, "robustness": corrupted, "diagnostics": latent}
+    return {"groups": groups, "robustness": {name: robustness(m, split.test, k=K) for name, m in models.items()}}
 
 
-def sensitivity(manifest: Mapping[str, Any], done: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """A row for each weight of the contrast on Office, rising: runs that differ from "ContrastVAE VA" by it alone."""
-    results = {run["id"]: run for run in done}
-    of_set = [run for run in runs(dict(manifest)) if run["data"] == OFFICE and run["model"] == "contrastvae"]
-    base = next(run for run in of_set if run["label"] == "ContrastVAE VA")
-    found: dict[float, list[dict[str, float]]] = {}
-    for run in of_set:
-        same = run["plan"] == base["plan"] and {**run["options"], VARIED: 0} == {**base["options"], VARIED: 0}
-        if same and run["id"] in results:
-            found.setdefault(run["options"][VARIED], []).append(results[run["id"]]["test"])
-    return [
-        {VARIED: weight, "seeds": len(tests)}
-        | {name: statistics.mean(test[name] for test in tests) for name in COLUMNS}
-        for weight, tests in sorted(found.items())
-    ]
+def collapse(trained: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, float]]:
+    """Of each ContrastVAE, over all positions of the test histories: "kl" to N(0, I), "variance" of a latent dimension;
+    and its recall.
+    """
+    return {
+        label: {
+            "runs": len(seeds),
+            **{key: statistics.mean(run["diagnostics"][key] for run in seeds) for key in ("kl", "variance")},
+            METRIC: statistics.mean(run["test"][METRIC] for run in seeds),
+        }
+        for label, seeds in trained.items()
+        if "diagnostics" in seeds[0]
+    }
+
+
+def sensitivity(trained: Mapping[str, Sequence[Run]], base: str = RANKED[0]) -> dict[str, dict[str, float]]:
+    """Weight of the contrast -> metrics, of the runs that differ from `base` by it alone, in rising order."""
+
+    def rest(run: Run) -> tuple[Any, Any]:
+        return run["plan"], {name: value for name, value in run["options"].items() if name != WEIGHT}
+
+    same = [seeds for seeds in trained.values() if base in trained and rest(seeds[0]) == rest(trained[base][0])]
+    return {
+        f"{seeds[0]['options'][WEIGHT]:g}": {
+            "runs": len(seeds),
+            **{name: statistics.mean(run["test"][name] for run in seeds) for name in (METRIC, "ndcg@20")},
+        }
+        for seeds in sorted(same, key=lambda seeds: seeds[0]["options"][WEIGHT])
+    }
 
 
 def draws(numbers: Numbers) -> dict[str, list[pictures.Draw]]:
     """Name of a picture -> its panels."""
-    reports, corrupted, latent = numbers["groups"], numbers["robustness"], numbers["diagnostics"]
-    found: dict[str, list[pictures.Draw]] = {
+
+    def bars(of: str, key: str, title: str) -> pictures.Draw:
+        values = {name: row[key] for name, row in numbers[of].items()}
+        return partial(pictures.bars, values=values, title=title, label=key)
+
+    return {
         "groups": [
             partial(
                 pictures.groups,
-                reports={name: groups[by] for name, groups in reports.items()},
+                reports={name: groups[by] for name, groups in numbers["groups"].items()},
                 metric=METRIC,
-                title=f"Toys: recall by {by}",
+                title=f"Recall by {by}",
                 label=label,
             )
             for by, label in GROUPED.items()
         ],
         "robustness": [
-            partial(pictures.corruption, reports=corrupted, kind=kind, metric=METRIC) for kind in ("delete", "replace")
+            partial(pictures.corruption, reports=numbers["robustness"], kind=kind, metric=METRIC)
+            for kind in ("delete", "replace")
         ],
         "collapse": [
-            partial(
-                pictures.bars, values={name: values[key] for name, values in latent.items()}, title=title, label=key
-            )
-            for key, title in (("kl", "Toys: mean KL to N(0, I)"), ("variance", "Toys: mean variance of z"))
+            bars("collapse", "kl", "Mean KL to N(0, I), 0: collapse"),
+            bars("collapse", "variance", "Mean variance of a latent dimension"),
+        ],
+        "sensitivity": [
+            bars("sensitivity", METRIC, "Weight of the contrast"),
+            bars("sensitivity", "ndcg@20", "Weight of the contrast"),
         ],
     }
-    weights = {f"{row[VARIED]:g}": row[METRIC] for row in numbers["sensitivity"]}
-    if weights:
-        title = "Office: weight of the contrast"
-        found["sensitivity"] = [partial(pictures.bars, values=weights, title=title, label=METRIC)]
-    return found
 
 
 def tables(numbers: Numbers) -> str:
-    parts = [f"Toys, seed 0, test, full ranking, {METRIC}; Office: mean over the seeds that ran."]
+    parts = [f"{numbers['data']}, test, all items ranked; {METRIC} where no metric is named."]
     for by in GROUPED:
-        rows = [
-            {by: name, **{f"{row['group']} ({row['cases']:,})": f"{row[METRIC]:.4f}" for row in groups[by]}}
-            for name, groups in numbers["groups"].items()
-        ]
-        parts.append(markdown(rows))
-    noise = [
-        {"corrupted": name, **{f"{row['kind']} {row['ratio']:g}": f"{row[METRIC]:.4f}" for row in rows}}
-        for name, rows in numbers["robustness"].items()
-    ]
-    parts.append(markdown(noise))
-    latent = [
-        {"posterior": name, **{key: f"{value:.3f}" for key, value in values.items()}}
-        for name, values in numbers["diagnostics"].items()
-    ]
-    weights = [
-        {name: f"{value:.4f}" if name in COLUMNS else f"{value:g}" for name, value in row.items()}
-        for row in numbers["sensitivity"]
-    ]
-    return "\n\n".join([*parts, *(markdown(rows) for rows in (latent, weights) if rows)]) + "\n"
+        found = {name: groups[by] for name, groups in numbers["groups"].items()}
+        parts.append(
+            _table(by, {n: {f"{r['group']} ({r['cases']:,})": r[METRIC] for r in g} for n, g in found.items()})
+        )
+    corrupted = numbers["robustness"]
+    parts.append(
+        _table("corrupted", {n: {f"{r['kind']} {r['ratio']:g}": r[METRIC] for r in g} for n, g in corrupted.items()})
+    )
+    parts += [_table("posterior", numbers["collapse"]), _table("weight of the contrast", numbers["sensitivity"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(head: str, rows: Mapping[str, Mapping[str, float]]) -> str:
+    def shown(value: float) -> str:
+        return str(value) if isinstance(value, int) else f"{value:.4f}"
+
+    return markdown([{head: name, **{key: shown(value) for key, value in row.items()}} for name, row in rows.items()])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     option = parser.add_argument
-    option("--paper", required=True, choices=["contrastvae"])
     option("--data", type=Path, default=os.environ.get("FASTCL_DATA"), help="folder of the data (or FASTCL_DATA)")
     option("--states", type=Path, default="runs/studies", help="folder of checkpoints (default: %(default)s)")
+    option("--set", default="amazon/Toys_and_Games", help="data set (default: %(default)s)")
+    option("--output", type=Path, default=RESULTS / "contrastvae-analyses", metavar="FOLDER")
     option("--threads", type=int, default=torch.get_num_threads(), help="(default: %(default)s)")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    manifest = json.loads((HERE / "studies" / f"{args.paper}.json").read_text())
-    done = read(RESULTS / f"{args.paper}.json")
-    trained = finished(manifest, done, TOYS)
     if args.data is None or not Path(args.data).is_dir():
         parser.error(f"--data: expected the folder of the data sets, got {args.data}")
-    if not trained:
-        parser.error(f"--paper: expected a study with results on {TOYS}, got none")
-    models = {label: load(args.states / run["id"]) for label, run in trained.items()}
-    split = Interactions.read(Path(args.data) / f"{TOYS}.txt.gz", format="sequence").split()
-    numbers = {**measured(models, split), "sensitivity": sensitivity(manifest, done)}
-    folder = RESULTS / f"{args.paper}-analyses"
+    torch.set_num_threads(args.threads)
+    manifest = json.loads((HERE / "studies" / "contrastvae.json").read_text())
+    trained = finished(manifest, read(RESULTS / "contrastvae.json"), args.set)
+    if RANKED[0] not in trained:
+        parser.error(f"--set: expected one with a finished run of {RANKED[0]}, got {args.set}")
+    models = {label: load(args.states / trained[label][0]["id"]) for label in RANKED if label in trained}
+    split = Interactions.read(Path(args.data) / f"{args.set}.txt.gz", format="sequence").split()
+    numbers = {"data": args.set, **ranked(models, split)}
+    numbers |= {"collapse": collapse(trained), "sensitivity": sensitivity(trained)}
+    folder = args.output / Path(args.set).name
     write_json(folder / "numbers.json", numbers)
     for name, panels in draws(numbers).items():
         write_bytes(folder / f"{name}.png", pictures.png(pictures.side_by_side(*panels)))
