@@ -14,7 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ import torch
 from benchmarks.common import machine, write_json
 from benchmarks.study import Plan, measure
 from fastcl.recsys import Interactions
+from fastcl.recsys.report import number
 
 HERE = Path(__file__).parent
-COLUMNS = ("recall@20", "recall@40", "ndcg@20", "ndcg@40")
 
 
 def runs(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -37,20 +37,27 @@ def runs(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield run | {"id": hashlib.sha256(content.encode()).hexdigest()[:12]}
 
 
-def work(manifest: dict[str, Any], results: Path, data: Path, states: Path, only: str) -> None:
-    """Runs what is missing, in the manifest's order, and appends each result as it comes."""
-    for run in runs(manifest):
-        done = read(results)
-        if only not in f"{run['label']} {run['data']}" or any(found["id"] == run["id"] for found in done):
+def work(manifest: dict[str, Any], results: Path, data: Path, states: Path, only: Sequence[str]) -> None:
+    """Runs what is missing, first what matches the first text, in the manifest's order; appends each result as it
+    comes.
+    """
+    for run in (run for text in only for run in runs(manifest) if text in title(run)):
+        if any(found["id"] == run["id"] for found in read(results)):
             continue
-        print(f"{run['label']}, {run['data']}, seed {run['seed']} ({run['id']})", flush=True)
+        print(f"{title(run)} ({run['id']})", flush=True)
         split = Interactions.read(data / f"{run['data']}.txt.gz", format="sequence").split()
         plan = None if run["plan"] is None else Plan(**run["plan"])
-        found = measure(run["model"], run["options"] or {}, plan, run["seed"], split, states / run["id"])
+        found = measure(
+            run["model"], run["options"] or {}, plan, run["seed"], split, states / run["id"], manifest["measured by"]
+        )
         facts = {"revision": revision(), "machine": machine()}
         write_json(results, {"runs": [*read(results), run | found | facts]})
         test = found["test"]
-        print("  test:", ", ".join(f"{name} {test[name]:.4f}" for name in COLUMNS), flush=True)
+        print("  test:", ", ".join(f"{name} {test[name]:.4f}" for name in manifest["columns"]), flush=True)
+
+
+def title(run: dict[str, Any]) -> str:
+    return f"{run['label']}, {run['data']}, seed {run['seed']}"
 
 
 def read(results: Path) -> list[dict[str, Any]]:
@@ -68,33 +75,36 @@ def revision() -> str:
 def table(manifest: dict[str, Any], done: list[dict[str, Any]]) -> str:
     """The paper's figures and ours as Markdown: mean (standard deviation) over the seeds that ran, in the test set."""
     found = {run["id"]: run for run in done}
+    columns = manifest["columns"]
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in runs(manifest):
         groups.setdefault((run["data"], run["label"]), []).append(run)
     lines = []
     for data, paper in manifest["paper"].items():
-        best = [max(row[column] for row in paper.values()) for column in range(len(COLUMNS))]
-        head = ["", "seeds", *COLUMNS]
+        best = {name: max((row[name] for row in paper.values() if name in row), default=None) for name in columns}
+        head = ["", "seeds", *columns]
         lines += ["", f"**{data}**", "", f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
-        lines += [f"| paper: {name} | | " + " | ".join(f"{x:.4f}" for x in row) + " |" for name, row in paper.items()]
+        for name, row in paper.items():
+            cells = [number(column, row[column]) if column in row else "" for column in columns]
+            lines.append(f"| paper: {name} | | " + " | ".join(cells) + " |")
         for (where, label), group in groups.items():
             if where != data:
                 continue
             tests = [found[run["id"]]["test"] for run in group if run["id"] in found]
-            cells = [cell([test[column] for test in tests], least) for column, least in zip(COLUMNS, best, strict=True)]
+            cells = [cell(column, [test[column] for test in tests], best[column]) for column in columns]
             ran = str(len(tests)) if len(tests) == len(group) else f"{len(tests)} of {len(group)}"
             lines.append(f"| {label} | {ran} | " + " | ".join(cells) + " |")
-    missing = [f"{run['label']}, {run['data']}, seed {run['seed']}" for run in runs(manifest) if run["id"] not in found]
+    missing = [title(run) for run in runs(manifest) if run["id"] not in found]
     lines += ["", "**Bold**: above all of the paper's columns.", "", f"Runs missing: {len(missing)}."]
     return "\n".join([*lines, *(f"- {name}" for name in missing)]).strip()
 
 
-def cell(values: list[float], least: float) -> str:
+def cell(column: str, values: list[float], least: float | None) -> str:
     if not values:
         return "missing"
     mean = statistics.mean(values)
-    text = f"**{mean:.4f}**" if mean > least else f"{mean:.4f}"
-    return f"{text} ({statistics.stdev(values):.4f})" if len(values) > 1 else text
+    text = number(column, mean) if least is None or mean <= least else f"**{number(column, mean)}**"
+    return f"{text} ({number(column, statistics.stdev(values))})" if len(values) > 1 else text
 
 
 def main() -> None:
@@ -102,7 +112,13 @@ def main() -> None:
     option = parser.add_argument
     option("--paper", required=True, choices=sorted(path.stem for path in (HERE / "studies").glob("*.json")))
     option("--run", action="store_true", help="work through the runs that are missing")
-    option("--only", default="", metavar="TEXT", help="runs whose label and data contain TEXT")
+    option(
+        "--only",
+        nargs="+",
+        default=[""],
+        metavar="TEXT",
+        help="runs in whose name, as missing ones are listed, TEXT is",
+    )
     option("--data", type=Path, default=os.environ.get("FASTCL_DATA"), help="folder of the data (or FASTCL_DATA)")
     option("--states", type=Path, default="runs/studies", help="folder of checkpoints (default: %(default)s)")
     option("--threads", type=int, default=torch.get_num_threads(), help="(default: %(default)s)")
