@@ -117,10 +117,27 @@ def test_missing_ninja_is_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stdout
 
 
-def test_cuda_is_refused() -> None:
-    done = run(sys.executable, "setup.py", "build_ext", FASTCL_CUDA="1")
+def refused_build(tmp_path: Path, **env: str) -> str:
+    done = run(sys.executable, "setup.py", "build_ext", "--build-temp", tmp_path, "--build-lib", tmp_path, **env)
     assert done.returncode != 0
-    assert done.stdout.splitlines()[-1].startswith("fastcl: FASTCL_CUDA=1, but this version has no CUDA kernels")
+    assert "Traceback" not in done.stdout
+    return done.stdout.splitlines()[-1]
+
+
+def test_cuda_without_nvcc_is_one_line(tmp_path: Path) -> None:
+    # Told before anything is compiled.
+    message = refused_build(tmp_path, FASTCL_CUDA="1", CUDA_HOME=str(tmp_path))
+    assert message == "fastcl: FASTCL_CUDA=1, but nvcc was not found; set CUDA_HOME, or unset FASTCL_CUDA"
+    assert refused_build(tmp_path, FASTCL_CUDA="yes") == "fastcl: FASTCL_CUDA: expected 0, 1 or nothing, got 'yes'"
+
+
+def test_unknown_cuda_architectures_are_one_line(tmp_path: Path) -> None:
+    nvcc = tmp_path / "bin" / "nvcc"  # which lists what it knows, and that is all it is asked
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho sm_80 sm_90\n")
+    nvcc.chmod(0o755)
+    message = refused_build(tmp_path, FASTCL_CUDA="1", CUDA_HOME=str(tmp_path), FASTCL_CUDA_ARCHS="80;sm_90")
+    assert message == "fastcl: FASTCL_CUDA_ARCHS: expected numbers such as 80;90, got sm_90"
 
 
 # From here on: whole installs.

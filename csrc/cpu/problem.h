@@ -3,11 +3,10 @@
 #pragma once
 #include <limits>
 
-#include "checks.h"
+#include "arguments.h"
 #include "contrast.h"
 #include "cpu/drive.h"
 #include "cpu/isa.h"
-#include "torch_shim.h"
 
 namespace fastcl {
 
@@ -15,11 +14,6 @@ constexpr double kLog2e = 1.442695040888963407359924681;
 // The driver's threads are torch's own.
 constexpr auto torch_parallel = [](int64_t begin, int64_t end, int64_t grain, const auto& f) {
   parallel_for(begin, end, grain, f);
-};
-
-struct Inputs {
-  Tensor query, key, positive, scale, bias, row_id, col_id;
-  double factor;
 };
 
 // A pass and the vectors made for it.
@@ -135,7 +129,5 @@ template <class T>
 int32_t torch_dtype() {
   return sizeof(T) == 4 ? aoti_torch_dtype_float32() : aoti_torch_dtype_float64();
 }
-
-inline bool is_double(const Tensor& t) { return t.dtype() == aoti_torch_dtype_float64(); }
 
 }  // namespace fastcl
