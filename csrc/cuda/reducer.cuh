@@ -1,0 +1,146 @@
+// What a tile of similarities becomes: logits in units of log 2, then weights, and what is known of a row afterwards.
+// Tiles, products and memory are in walk.cuh.
+//
+//   forward:   rows = queries, columns = keys;    weight = 2^(x - running maximum)
+//   backward:  rows = keys,    columns = queries; weight = scale grad_lse 2^(x - lse of the column)
+#pragma once
+#include "tile.cuh"
+
+namespace fastcl::cuda {
+
+constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f, kInfinity = __builtin_huge_valf();
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+// What a walk reads and writes. Vectors are those of the problem, whichever side they belong to here.
+struct WalkArgs {
+  const void *row_data, *column_data;  // 16-byte aligned rows of row_bytes
+  int64_t rows, columns;
+  int32_t row_bytes, features, tiles_per_split;
+  const float* scale;  // [queries], [1] (scale_step 0) or null
+  int32_t scale_step;
+  float factor, log2_factor;
+  const float* bias;                  // [keys] or null
+  const float *lse, *grad_lse;        // [queries], backward only
+  const int64_t *row_id, *column_id;  // of the walk's rows and columns, or null
+  float2* state;                      // [splits, rows], forward: (base, sum of weights), lse = base + log2 sum
+  float* extra;                       // [splits, rows] or null, backward: gradient of the bias
+  float* out;                         // [splits, rows, features], sums of weights * columns
+};
+
+__device__ __forceinline__ float scale_of(const WalkArgs& p, int64_t query) {
+  return p.scale != nullptr ? p.scale[query * p.scale_step] : 1.f;
+}
+
+// Over the four lanes that share a row.
+template <class F>
+__device__ __forceinline__ float over_quad(float v, const F& f) {
+  v = f(v, __shfl_xor_sync(kAllLanes, v, 1));
+  return f(v, __shfl_xor_sync(kAllLanes, v, 2));
+}
+
+// Forward. With kShared the four lanes of a row agree on its maximum after every tile, as products of weights need;
+// without, each keeps its own until the end.
+template <class E, bool kShared>
+struct LogSumExp {
+  using Column = float;  // added to x; -inf takes the column out
+  static __device__ __forceinline__ Column column(const WalkArgs& p, int64_t j) {
+    return p.bias != nullptr ? p.bias[j] * kLog2e : 0.f;
+  }
+  static __device__ __forceinline__ Column outside() { return -kInfinity; }
+
+  float scale, sum = 0.f;
+  float top = -1e30f;  // finite, so that a first tile of nothing but -inf gives weights 0 and not NaN
+
+  __device__ __forceinline__ LogSumExp() {}
+  __device__ __forceinline__ LogSumExp(const WalkArgs& p, int64_t row)
+      : scale(row < p.rows ? scale_of(p, row) * p.log2_factor : 0.f) {}
+  __device__ __forceinline__ float logit(float dot, const Column& c) const { return fmaf(dot, scale, c); }
+
+  // Logits of one row (half 0 or 1 of every accumulator) to weights; answers what earlier sums are to be multiplied by.
+  template <int kCols>
+  __device__ __forceinline__ float weigh(float (&x)[kCols][4], int half, const Column*) {
+    float best = top;
+    UNROLL for (int n = 0; n < kCols; ++n) best = fmaxf(best, fmaxf(x[n][2 * half], x[n][2 * half + 1]));
+    if (kShared) best = over_quad(best, [](float a, float b) { return fmaxf(a, b); });
+    const float rescale = exp2_fast(top - best), base = best - E::kHeadroom;
+    float part = 0.f;
+    UNROLL for (int n = 0; n < kCols; ++n) {
+      UNROLL for (int c = 0; c < 2; ++c) {
+        float& v = x[n][2 * half + c];
+        part += v = exp2_fast(v - base);
+      }
+    }
+    sum = fmaf(sum, rescale, part);
+    top = best;
+    return rescale;
+  }
+
+  // Merges the lanes of a row. All lanes of the warp must come here.
+  __device__ __forceinline__ void finish() {
+    const float best = over_quad(top, [](float a, float b) { return fmaxf(a, b); });
+    sum = over_quad(sum * exp2_fast(top - best), [](float a, float b) { return a + b; });
+    top = best;
+  }
+  __device__ __forceinline__ void write(const WalkArgs& p, int64_t at) const {
+    p.state[at] = make_float2(top - E::kHeadroom, sum);
+  }
+  __device__ __forceinline__ float unit() const { return 1.f; }
+};
+
+// Backward: the sum of every column's weights is known.
+template <class E>
+struct KnownSum {
+  struct Column {
+    float2 logit;   // multiplies and is added to x
+    float2 weight;  // multiplies 2^x: for the gradient of the key, for that of the bias
+  };
+  static __device__ __forceinline__ Column column(const WalkArgs& p, int64_t i) {
+    const float scale = scale_of(p, i), lse = p.lse[i], grad = p.grad_lse[i];
+    // A row with nothing in its sum passes nothing on, whatever a loss on top sends into it.
+    if (lse == -kInfinity) return outside();
+    return {make_float2(scale * p.log2_factor, -lse * kLog2e), make_float2(grad * scale * p.factor, grad)};
+  }
+  static __device__ __forceinline__ Column outside() { return {make_float2(0.f, -kInfinity), make_float2(0.f, 0.f)}; }
+
+  float shift, extra = 0.f;
+  float in_units = 0x1p-100f;  // of the weights, where the element's range is narrow: a power of two
+
+  __device__ __forceinline__ KnownSum() {}
+  __device__ __forceinline__ KnownSum(const WalkArgs& p, int64_t row)
+      : shift(row < p.rows && p.bias != nullptr ? p.bias[row] * kLog2e : 0.f) {}
+  __device__ __forceinline__ float logit(float dot, const Column& c) const {
+    return fmaf(dot, c.logit.x, c.logit.y + shift);
+  }
+
+  template <int kCols>
+  __device__ __forceinline__ float weigh(float (&x)[kCols][4], int half, const Column* columns) {
+    float largest = 0.f;
+    UNROLL for (int n = 0; n < kCols; ++n) {
+      UNROLL for (int c = 0; c < 2; ++c) {
+        float& v = x[n][2 * half + c];
+        const float2 weight = columns[n * 8 + c].weight;
+        const float power = exp2_fast(v);
+        extra = fmaf(power, weight.y, extra);
+        v = power * weight.x;
+        if (E::kNarrow) largest = fmaxf(largest, fabsf(v));
+      }
+    }
+    if (!E::kNarrow) return 1.f;
+    largest = over_quad(largest, [](float a, float b) { return fmaxf(a, b); });
+    const float before = in_units;
+    if (largest > in_units * 0x1p15f) in_units = __uint_as_float(__float_as_uint(largest) & 0x7f800000u) * 0x1p-14f;
+    const float to_units = 1.f / in_units;
+    UNROLL for (int n = 0; n < kCols; ++n) { UNROLL for (int c = 0; c < 2; ++c) x[n][2 * half + c] *= to_units; }
+    return before * to_units;
+  }
+
+  __device__ __forceinline__ void finish() {
+    extra = over_quad(extra, [](float a, float b) { return a + b; });
+  }
+  __device__ __forceinline__ void write(const WalkArgs& p, int64_t at) const {
+    if (p.extra != nullptr) p.extra[at] = extra;
+  }
+  __device__ __forceinline__ float unit() const { return E::kNarrow ? in_units : 1.f; }
+};
+
+}  // namespace fastcl::cuda
