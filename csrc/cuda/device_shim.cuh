@@ -64,6 +64,21 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* 
                : "r"(shared_address(row))
                : "memory");
 }
+// The same value, but what is computed from it cannot be computed ahead of a loop and kept in registers.
+__device__ __forceinline__ const char* opaque(const char* p) {
+  asm volatile("" : "+l"(p));
+  return p;
+}
+__device__ __forceinline__ int opaque(int v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
+// Reads in program order: free to move, a compiler gathers more of these than there are registers.
+__device__ __forceinline__ uint32_t load_shared(const void* p) {
+  uint32_t r;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(shared_address(p)) : "memory");
+  return r;
+}
 // c += A B with float32 accumulators: m16n8k16 for bf16/f16, m16n8k8 for tf32.
 #define FASTCL_MMA(name, shape, type)                                                                     \
   __device__ __forceinline__ void name(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { \

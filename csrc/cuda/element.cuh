@@ -10,6 +10,7 @@ namespace fastcl::cuda {
 
 // What an operand becomes before products: for most types, itself.
 struct Whole {
+  static constexpr bool kSplit = false;
   struct Left {
     uint32_t high[4];
   };
@@ -61,6 +62,7 @@ struct Tf32 : Whole {
 // float32 by three TF32 products: x = high + low, and low * low is below float32's rounding. Tensor cores cut sums off
 // instead of rounding them, always toward zero, so sums of more than one product are left to the ordinary adder.
 struct Float32 {
+  static constexpr bool kSplit = true;
   static constexpr int kBytes = 4;
   static constexpr int kHeadroom = 0;
   static constexpr bool kNarrow = false;

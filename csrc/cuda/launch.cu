@@ -1,5 +1,6 @@
 // The functions of launch.h: what to launch, on how many blocks, and where in the workspace things lie.
 #include <algorithm>
+#include <limits>
 
 #include "cuda/launch.h"
 #include "double.cuh"
@@ -14,13 +15,14 @@ int element_bytes(DType t) { return t == DType::kFloat64 ? 8 : t == DType::kFloa
 unsigned blocks_for(int64_t rows) { return static_cast<unsigned>(ceil_div(rows, kWarps)); }
 
 const Walks& walks_for(const Problem& p) {
+  const int dim = p.features <= 64 ? 0 : p.features <= 128 ? 1 : 2;
   switch (p.dtype) {
     case DType::kBFloat16:
-      return kBFloat16Walks;
+      return kBFloat16Walks[dim];
     case DType::kFloat16:
-      return kFloat16Walks;
+      return kFloat16Walks[dim];
     default:
-      return p.tf32 ? kTf32Walks : kFloat32Walks;
+      return p.tf32 ? kTf32Walks[dim] : kFloat32Walks[dim];
   }
 }
 
@@ -114,15 +116,20 @@ bool wants_rows(const Gradients& g) { return g.query != nullptr || g.positive !=
 
 }  // namespace
 
+int64_t largest_features(DType t) {
+  return t == DType::kFloat64 ? std::numeric_limits<int64_t>::max() : t == DType::kFloat32 ? 128 : 256;
+}
+
 size_t forward_workspace(const Problem& p, const Outputs& o) {
   Carver carver{nullptr};
-  if (p.dtype != DType::kFloat64) forward_plan(p, o, carver);
+  if (p.dtype != DType::kFloat64 && p.features <= largest_features(p.dtype)) forward_plan(p, o, carver);
   return carver.used;
 }
 
 size_t backward_workspace(const Problem& p, const Gradients& g) {
   Carver carver{nullptr};
-  if (p.dtype != DType::kFloat64 && wants_columns(g)) backward_plan(p, g, carver);
+  if (p.dtype != DType::kFloat64 && p.features <= largest_features(p.dtype) && wants_columns(g))
+    backward_plan(p, g, carver);
   return carver.used;
 }
 
@@ -131,7 +138,7 @@ cudaError_t forward(const Problem& p, const Outputs& o, void* workspace, cudaStr
   if (p.dtype == DType::kFloat64) {
     return FASTCL_LAUNCH(forward_double, dim3(static_cast<unsigned>(p.rows)), dim3(kThreads), 0, stream, p, o);
   }
-  if (p.features > kLargestFeatures) return cudaErrorInvalidValue;
+  if (p.features > largest_features(p.dtype)) return cudaErrorInvalidValue;
   Carver carver{static_cast<unsigned char*>(workspace)};
   const Plan plan = forward_plan(p, o, carver);
   const cudaError_t walked = plan.launch(p, stream);
@@ -153,7 +160,7 @@ cudaError_t backward(const Problem& p, const Gradients& g, void* workspace, cuda
     return FASTCL_LAUNCH((finish_backward<double>), dim3(static_cast<unsigned>(row_blocks)), dim3(kThreads), 0, stream,
                          p, g, nullptr, nullptr, 0, 0);
   }
-  if (columns && p.features > kLargestFeatures) return cudaErrorInvalidValue;
+  if (columns && p.features > largest_features(p.dtype)) return cudaErrorInvalidValue;
   const int64_t key_blocks = columns ? blocks_for(p.columns) : 0;
   if (key_blocks + row_blocks == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(key_blocks + row_blocks));

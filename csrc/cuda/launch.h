@@ -49,9 +49,9 @@ struct Gradients {
   void* bias;            // compute type, [columns] or null
 };
 
-// The most features that forward, and backward for key and bias, take; above, the caller multiplies chunk by chunk
-// (below). Gradients of rows are for any number of features, as is everything in float64.
-constexpr int64_t kLargestFeatures = 256;
+// The most features that forward, and backward for key and bias, take; above, they answer with an error and the caller
+// multiplies chunk by chunk (below). Gradients of rows are for any number of features.
+int64_t largest_features(DType);
 
 // Bytes of scratch memory, aligned to 256, that a call needs; 0: the pointer may be null. Not read after the call's
 // launches have run.

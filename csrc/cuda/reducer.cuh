@@ -56,23 +56,30 @@ struct LogSumExp {
       : scale(row < p.rows ? scale_of(p, row) * p.log2_factor : 0.f) {}
   __device__ __forceinline__ float logit(float dot, const Column& c) const { return fmaf(dot, scale, c); }
 
-  // Logits of one row (half 0 or 1 of every accumulator) to weights; answers what earlier sums are to be multiplied by.
-  template <int kCols>
-  __device__ __forceinline__ float weigh(float (&x)[kCols][4], int half, const Column*) {
-    float best = top;
-    UNROLL for (int n = 0; n < kCols; ++n) best = fmaxf(best, fmaxf(x[n][2 * half], x[n][2 * half + 1]));
-    if (kShared) best = over_quad(best, [](float a, float b) { return fmaxf(a, b); });
-    const float rescale = exp2_fast(top - best), base = best - E::kHeadroom;
-    float part = 0.f;
-    UNROLL for (int n = 0; n < kCols; ++n) {
-      UNROLL for (int c = 0; c < 2; ++c) {
-        float& v = x[n][2 * half + c];
-        part += v = exp2_fast(v - base);
+  // Logits of a lane's rows to weights; answers, by row, what its earlier sums are to be multiplied by. Row r is half
+  // r % 2 of the accumulators of fragment r / 2.
+  template <int kFrag, int kCols>
+  static __device__ __forceinline__ void weigh(LogSumExp (&rows)[2 * kFrag], float (&x)[kFrag][kCols][4], const Column*,
+                                               float (&rescale)[2 * kFrag]) {
+    UNROLL for (int r = 0; r < 2 * kFrag; ++r) {
+      LogSumExp& row = rows[r];
+      float best = row.top;
+      UNROLL for (int n = 0; n < kCols; ++n) {
+        UNROLL for (int c = 0; c < 2; ++c) best = fmaxf(best, x[r / 2][n][r % 2 * 2 + c]);
       }
+      if (kShared) best = over_quad(best, [](float a, float b) { return fmaxf(a, b); });
+      const float base = best - E::kHeadroom;
+      float part = 0.f;
+      UNROLL for (int n = 0; n < kCols; ++n) {
+        UNROLL for (int c = 0; c < 2; ++c) {
+          float& v = x[r / 2][n][r % 2 * 2 + c];
+          part += v = exp2_fast(v - base);
+        }
+      }
+      rescale[r] = exp2_fast(row.top - best);
+      row.sum = fmaf(row.sum, rescale[r], part);
+      row.top = best;
     }
-    sum = fmaf(sum, rescale, part);
-    top = best;
-    return rescale;
   }
 
   // Merges the lanes of a row. All lanes of the warp must come here.
@@ -112,26 +119,36 @@ struct KnownSum {
     return fmaf(dot, c.logit.x, c.logit.y + shift);
   }
 
-  template <int kCols>
-  __device__ __forceinline__ float weigh(float (&x)[kCols][4], int half, const Column* columns) {
-    float largest = 0.f;
+  template <int kFrag, int kCols>
+  static __device__ __forceinline__ void weigh(KnownSum (&rows)[2 * kFrag], float (&x)[kFrag][kCols][4],
+                                               const Column* columns, float (&rescale)[2 * kFrag]) {
     UNROLL for (int n = 0; n < kCols; ++n) {
       UNROLL for (int c = 0; c < 2; ++c) {
-        float& v = x[n][2 * half + c];
         const float2 weight = columns[n * 8 + c].weight;
-        const float power = exp2_fast(v);
-        extra = fmaf(power, weight.y, extra);
-        v = power * weight.x;
-        if (E::kNarrow) largest = fmaxf(largest, fabsf(v));
+        UNROLL for (int r = 0; r < 2 * kFrag; ++r) {
+          float& v = x[r / 2][n][r % 2 * 2 + c];
+          v = exp2_fast(v);
+          rows[r].extra = fmaf(v, weight.y, rows[r].extra);
+          v *= weight.x;
+        }
       }
     }
-    if (!E::kNarrow) return 1.f;
+    UNROLL for (int r = 0; r < 2 * kFrag; ++r) rescale[r] = E::kNarrow ? rows[r].to_units(x[r / 2], r % 2) : 1.f;
+  }
+
+  // The weights of half a fragment in units of the row, which are raised where they no longer reach.
+  template <int kCols>
+  __device__ __forceinline__ float to_units(float (&x)[kCols][4], int half) {
+    float largest = 0.f;
+    UNROLL for (int n = 0; n < kCols; ++n) {
+      UNROLL for (int c = 0; c < 2; ++c) largest = fmaxf(largest, fabsf(x[n][2 * half + c]));
+    }
     largest = over_quad(largest, [](float a, float b) { return fmaxf(a, b); });
     const float before = in_units;
     if (largest > in_units * 0x1p15f) in_units = __uint_as_float(__float_as_uint(largest) & 0x7f800000u) * 0x1p-14f;
-    const float to_units = 1.f / in_units;
-    UNROLL for (int n = 0; n < kCols; ++n) { UNROLL for (int c = 0; c < 2; ++c) x[n][2 * half + c] *= to_units; }
-    return before * to_units;
+    const float inverse = 1.f / in_units;
+    UNROLL for (int n = 0; n < kCols; ++n) { UNROLL for (int c = 0; c < 2; ++c) x[n][2 * half + c] *= inverse; }
+    return before * inverse;
   }
 
   __device__ __forceinline__ void finish() {

@@ -13,11 +13,13 @@ template <class E, int kDim, bool kOut>
 struct Tile {
   static constexpr int kRowBytes = kDim * E::kBytes;
   // 32 rows a warp halve the reads of the columns. Where sums over features take the registers, 16 must do.
-  static constexpr int kFrag = kDim <= (kOut || E::kBytes == 4 ? 64 : 128) ? 2 : 1;
+  static constexpr int kFrag = !E::kSplit && kDim <= (kOut || E::kBytes == 4 ? 64 : 128) ? 2 : 1;
   static constexpr int kRows = 16 * kFrag * kWarps;
-  static constexpr int kColumns = kDim <= 128 ? 64 : 32;
+  static constexpr int kColumns = kDim == 256 || (kOut && (kFrag == 2 || (E::kSplit && kDim == 128))) ? 32 : 64;
+  // Of a multiprocessor; 0 leaves the registers to the compiler, which then does best but for these.
+  static constexpr int kMinBlocks = !kOut && kFrag == 2 ? 2 : 0;
   // Rows are read from shared memory once, or for every tile where they would take too many registers.
-  static constexpr bool kKeepRows = kFrag * kRowBytes <= (kOut ? 256 : 512);
+  static constexpr bool kKeepRows = !E::kSplit && kFrag * kRowBytes <= (kOut ? 256 : 512);
   template <class R>
   static constexpr int shared_bytes() {
     return (kRows + 2 * kColumns) * kRowBytes + 2 * kColumns * static_cast<int>(sizeof(typename R::Column) + 4);
@@ -27,7 +29,7 @@ struct Tile {
 __device__ __forceinline__ int tag_of_id(int64_t id) { return static_cast<int>(id ^ (id >> 32)); }
 
 template <class E, int kDim, class R, bool kOut>
-__global__ void __launch_bounds__(kThreads) walk(WalkArgs p) {
+__global__ void __launch_bounds__(kThreads, Tile<E, kDim, kOut>::kMinBlocks) walk(WalkArgs p) {
   using T = Tile<E, kDim, kOut>;
   using Column = typename R::Column;
   constexpr int kRowBytes = T::kRowBytes, kFrag = T::kFrag, kColumns = T::kColumns, kCols = kColumns / 8;
@@ -83,19 +85,21 @@ __global__ void __launch_bounds__(kThreads) walk(WalkArgs p) {
     rows[r] = R(p, row_of(r));
     if (ids && row_of(r) < p.rows) row_tag[r] = tag_of_id(p.row_id[row_of(r)]);
   }
+  const Operands<E, kRowBytes> operands;
   uint32_t kept[T::kKeepRows ? kFrag : 1][T::kKeepRows ? kSteps : 1][4];
   const auto left_of = [&](int f, int s) {
     if constexpr (T::kKeepRows) {
       return E::left(kept[f][s]);
     } else {
       uint32_t a[4];
-      left_rows<E, kRowBytes>(a, row_tile, (warp * kFrag + f) * 16, s);
+      operands.rows(a, row_tile + (warp * kFrag + f) * 16 * kRowBytes, s);
       return E::left(a);
     }
   };
   float out[kFrag][kOut ? kDim / 8 : 1][4] = {};
 
-  NO_UNROLL for (int tile = begin; tile < end; ++tile) {
+  NO_UNROLL for (int next = begin; next < end; ++next) {
+    const int tile = opaque(next);
 #ifdef FAULT_WAR
     if (tile + 1 < end) load_tile(tile + 1);  // too early: others may still read that half
 #endif
@@ -118,7 +122,7 @@ __global__ void __launch_bounds__(kThreads) walk(WalkArgs p) {
       if (tile == begin) {
         UNROLL for (int f = 0; f < kFrag; ++f) {
           UNROLL for (int s = 0; s < kSteps; ++s) {
-            left_rows<E, kRowBytes>(kept[f][s], row_tile, (warp * kFrag + f) * 16, s);
+            operands.rows(kept[f][s], row_tile + (warp * kFrag + f) * 16 * kRowBytes, s);
           }
         }
       }
@@ -127,7 +131,7 @@ __global__ void __launch_bounds__(kThreads) walk(WalkArgs p) {
     const unsigned char* columns = column_tiles + (tile & 1) * kColumns * kRowBytes;
     const Column* words = column_words + (tile & 1) * kColumns + 2 * quad;  // of columns 8 n + c
     float x[kFrag][kCols][4] = {};
-    similarities<E, kRowBytes, kFrag, kCols>(x, columns, left_of);
+    operands.similarities(x, columns, left_of);
     UNROLL for (int n = 0; n < kCols; ++n) {
       UNROLL for (int c = 0; c < 2; ++c) {
         const Column w = words[n * 8 + c];
@@ -161,13 +165,11 @@ __global__ void __launch_bounds__(kThreads) walk(WalkArgs p) {
       }
     }
 
-    bool rescales = false;
     float rescale[2 * kFrag];
-    UNROLL for (int r = 0; r < 2 * kFrag; ++r) {
-      rescale[r] = rows[r].weigh(x[r / 2], r % 2, words);
-      rescales |= rescale[r] != 1.f;
-    }
+    R::template weigh<kFrag, kCols>(rows, x, words, rescale);
     if constexpr (kOut) {
+      bool rescales = false;
+      UNROLL for (int r = 0; r < 2 * kFrag; ++r) rescales |= rescale[r] != 1.f;
       if (__any_sync(kAllLanes, rescales)) {
         UNROLL for (int r = 0; r < 2 * kFrag; ++r) {
           UNROLL for (int n = 0; n < kDim / 8; ++n) {
@@ -175,7 +177,7 @@ __global__ void __launch_bounds__(kThreads) walk(WalkArgs p) {
           }
         }
       }
-      weighted_sums<E, kRowBytes>(out, x, columns);
+      operands.weighted_sums(out, x, columns);
     }
     if (tile + 1 < end) store_words(tile + 1);
   }

@@ -3,6 +3,6 @@
 
 namespace fastcl::cuda {
 
-const Walks kBFloat16Walks = walks_of<BFloat16>();
+const Walks kBFloat16Walks[3] = {walks_of<BFloat16, 64>(), walks_of<BFloat16, 128>(), walks_of<BFloat16, 256>()};
 
 }  // namespace fastcl::cuda

@@ -3,6 +3,6 @@
 
 namespace fastcl::cuda {
 
-const Walks kFloat16Walks = walks_of<Float16>();
+const Walks kFloat16Walks[3] = {walks_of<Float16, 64>(), walks_of<Float16, 128>(), walks_of<Float16, 256>()};
 
 }  // namespace fastcl::cuda

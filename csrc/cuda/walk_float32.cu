@@ -3,6 +3,6 @@
 
 namespace fastcl::cuda {
 
-const Walks kFloat32Walks = walks_of<Float32>();
+const Walks kFloat32Walks[2] = {walks_of<Float32, 64>(), walks_of<Float32, 128>()};
 
 }  // namespace fastcl::cuda

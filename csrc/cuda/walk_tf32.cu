@@ -3,6 +3,6 @@
 
 namespace fastcl::cuda {
 
-const Walks kTf32Walks = walks_of<Tf32>();
+const Walks kTf32Walks[2] = {walks_of<Tf32, 64>(), walks_of<Tf32, 128>()};
 
 }  // namespace fastcl::cuda

@@ -1,4 +1,5 @@
-// Makes the table of walks of one element type; each is included by one walk_*.cu, so that they compile side by side.
+// Makes the tables of walks, one for each element type in a file of its own (walk_*.cu), so that they compile side by
+// side.
 #pragma once
 #include "walk.cuh"
 #include "walks.h"
@@ -21,14 +22,10 @@ constexpr Walk walk_of() {
   return {T::kRows, T::kColumns, launch_walk<E, kDim, R, kOut>};
 }
 
-template <class E>
+template <class E, int kDim>
 constexpr Walks walks_of() {
-  return {{walk_of<E, 64, LogSumExp<E, false>, false>(), walk_of<E, 128, LogSumExp<E, false>, false>(),
-           walk_of<E, 256, LogSumExp<E, false>, false>()},
-          {walk_of<E, 64, LogSumExp<E, true>, true>(), walk_of<E, 128, LogSumExp<E, true>, true>(),
-           walk_of<E, 256, LogSumExp<E, true>, true>()},
-          {walk_of<E, 64, KnownSum<E>, true>(), walk_of<E, 128, KnownSum<E>, true>(),
-           walk_of<E, 256, KnownSum<E>, true>()}};
+  return {walk_of<E, kDim, LogSumExp<E, false>, false>(), walk_of<E, kDim, LogSumExp<E, true>, true>(),
+          walk_of<E, kDim, KnownSum<E>, true>()};
 }
 
 }  // namespace fastcl::cuda

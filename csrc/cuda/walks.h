@@ -11,14 +11,14 @@ struct Walk {
   cudaError_t (*launch)(const WalkArgs&, int splits, cudaStream_t);
 };
 
-constexpr int kDims = 3;  // features up to 64, 128 and 256
-
+// Of one element type and for up to so many features.
 struct Walks {
-  Walk lse[kDims];      // forward without sums
-  Walk forward[kDims];  // with the weighted sums of the columns
-  Walk backward[kDims];
+  Walk lse;      // forward without sums
+  Walk forward;  // with the weighted sums of the columns
+  Walk backward;
 };
 
-extern const Walks kFloat32Walks, kTf32Walks, kBFloat16Walks, kFloat16Walks;
+// For up to 64, 128 and 256 features. With 256, sums of 4-byte elements do not fit the registers.
+extern const Walks kFloat32Walks[2], kTf32Walks[2], kBFloat16Walks[3], kFloat16Walks[3];
 
 }  // namespace fastcl::cuda

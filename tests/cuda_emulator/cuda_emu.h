@@ -96,6 +96,11 @@ inline uint32_t pack_bf16(float low, float high) {
 inline uint32_t pack_f16(float low, float high) {
   return uint32_t(__float2half(high).bits) << 16 | __float2half(low).bits;
 }
+template <class T>
+T opaque(T v) {
+  return v;
+}
+inline uint32_t load_shared(const void* p) { return *static_cast<const uint32_t*>(p); }
 inline float exp2_fast(float x) {
   emu::count(emu::stats.exp2);
   return exp2f(x);
