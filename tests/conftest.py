@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import emulated
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -50,6 +51,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of the CUDA kernels built for the emulator, compiled once a session."""
+    return emulated.build(tmp_path_factory.mktemp("emulator"))
 
 
 @pytest.fixture(scope="session")
