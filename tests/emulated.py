@@ -9,7 +9,7 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_bool, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,10 @@ class CGradients(Structure):
     )
 
 
+class CChunk(Structure):
+    _fields_ = (("begin", c_int64), ("count", c_int64), ("dots", c_void_p), ("weights", c_void_p), ("dtype", c_int32))
+
+
 def build(folder: Path, flags: Sequence[str] = ("-O2",)) -> Path:
     """Compiles kernels and emulator into a library in `folder`; skips the test where there is no compiler."""
     compiler = os.environ.get("CXX", "c++")
@@ -72,9 +76,14 @@ class Kernels:
             size, run = getattr(self.library, f"{name}_bytes"), getattr(self.library, f"run_{name}")
             size.argtypes, size.restype = [POINTER(CProblem), POINTER(args)], c_size_t
             run.argtypes, run.restype = [POINTER(CProblem), POINTER(args), c_void_p], c_char_p
+            run = getattr(self.library, f"run_{name}_chunk")
+            run.argtypes, run.restype = [POINTER(CProblem), POINTER(args), POINTER(CChunk)], c_char_p
+        self.library.most_features.restype = c_int64
         self.library.launches.restype = c_uint64
         self.library.set_schedule.argtypes = [c_uint64]
         self.multiprocessors = 1
+        self.chunk_rows = 40
+        self.chunk_dtype: torch.dtype | None = None
         self.tf32 = False
 
     def schedule(self, seed: int) -> None:
@@ -85,10 +94,25 @@ class Kernels:
 
     def run(self, name: str, problem: CProblem, args: Structure) -> None:
         size = getattr(self.library, f"{name}_bytes")(byref(problem), byref(args))
-        # Exactly as long as asked for, and not zero: what is read must have been written.
+        # Exactly as long as asked for, and full of NaN: what is read must have been written.
         workspace = torch.full((size,), 0xFF, dtype=torch.uint8) if size else None
-        address = None if workspace is None else workspace.data_ptr()
-        error = getattr(self.library, f"run_{name}")(byref(problem), byref(args), address)
+        self.check(getattr(self.library, f"run_{name}")(byref(problem), byref(args), _pointer(workspace)))
+
+    def run_chunks(self, name: str, problem: CProblem, args: Structure, query: Tensor, key: Tensor,
+                   multiply: Callable[[slice, Tensor], object] | None) -> None:  # fmt: skip
+        """With products of float32; `multiply` gets the weights of some rows."""
+        for begin in range(0, len(query), self.chunk_rows):
+            rows = slice(begin, min(begin + self.chunk_rows, len(query)))
+            dots = query[rows].float() @ key.float().T
+            weights = torch.full_like(dots, torch.nan, dtype=self.chunk_dtype or torch.float32)
+            chunk = CChunk(begin, len(dots), dots.data_ptr(), weights.data_ptr() if multiply else None,
+                           DTYPES[weights.dtype])  # fmt: skip
+            self.check(getattr(self.library, f"run_{name}_chunk")(byref(problem), byref(args), byref(chunk)))
+            if multiply:
+                multiply(rows, weights.float())
+
+    @staticmethod
+    def check(error: bytes) -> None:
         if error != b"no error":
             raise RuntimeError(error.decode())
 
@@ -133,7 +157,15 @@ class _Contrast(torch.autograd.Function):
         lse = query.new_full((n,), torch.nan, dtype=wide)
         sums = ctx.needs_input_grad[1] or ctx.needs_input_grad[4]
         mean_key = query.new_full((n, d), torch.nan, dtype=wide) if sums else None
-        kernels.run("forward", problem, COutputs(_pointer(None if positive is None else pos), *map(_pointer, (lse, mean_key))))
+        outputs = COutputs(_pointer(None if positive is None else pos), *map(_pointer, (lse, mean_key)))
+        if d > kernels.library.most_features(DTYPES[query.dtype]):
+
+            def multiply(rows: slice, weights: Tensor) -> None:
+                mean_key[rows] = weights @ key.float()
+
+            kernels.run_chunks("forward", problem, outputs, query, key, multiply if sums else None)
+        else:
+            kernels.run("forward", problem, outputs)
         ctx.save_for_backward(query, key, positive, scale, bias, row_id, col_id, lse, mean_key)
         ctx.kernels, ctx.problem = kernels, problem
         return pos, lse
@@ -148,8 +180,20 @@ class _Contrast(torch.autograd.Function):
         if found[3] is not None:
             found[3] = lse.new_full(lse.shape, torch.nan)
         d_query, d_key, d_positive, d_scale, d_bias = map(_pointer, found)
-        given = map(_pointer, (None if positive is None else grad_pos, grad_lse, lse, mean_key))
-        ctx.kernels.run("backward", ctx.problem, CGradients(*given, d_query, d_positive, d_scale, d_key, d_bias))
+        given = [_pointer(t) for t in (None if positive is None else grad_pos, grad_lse, lse, mean_key)]
+        kernels: Kernels = ctx.kernels
+        if (needs[1] or needs[4]) and query.shape[1] > kernels.library.most_features(DTYPES[query.dtype]):
+            total = torch.zeros(key.shape)
+
+            def multiply(rows: slice, weights: Tensor) -> None:
+                total.addmm_(weights.T, query[rows].float())
+
+            columns = CGradients(*given, None, None, None, None, d_bias)
+            kernels.run_chunks("backward", ctx.problem, columns, query, key, multiply if needs[1] else None)
+            if needs[1]:
+                found[1] = total.to(key.dtype)
+            d_key = d_bias = None
+        kernels.run("backward", ctx.problem, CGradients(*given, d_query, d_positive, d_scale, d_key, d_bias))
         if found[3] is not None and scale.dim() == 0:
             found[3] = found[3].sum()
         return None, *found, None, None, None

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "chunk.cuh"
 #include "cuda/launch.h"
 #include "double.cuh"
 #include "rows.cuh"
@@ -46,10 +47,7 @@ struct Plan {
   Packing query{}, key{};
 
   // `forward`: queries are the walk's rows; otherwise keys are.
-  Plan(const Problem& p, const Walk (&kernels)[kDims], bool forward, bool sums, Carver& carver)
-      : walk(kernels[p.features <= 64    ? 0
-                     : p.features <= 128 ? 1
-                                         : 2]) {
+  Plan(const Problem& p, const Walk& kernel, bool forward, bool sums, Carver& carver) : walk(kernel) {
     args.rows = forward ? p.rows : p.columns;
     args.columns = forward ? p.columns : p.rows;
     args.features = static_cast<int32_t>(p.features);
@@ -173,6 +171,21 @@ cudaError_t backward(const Problem& p, const Gradients& g, void* workspace, cuda
   if (walked != cudaSuccess) return walked;
   return FASTCL_LAUNCH((finish_backward<float>), grid, dim3(kThreads), 0, stream, p, g, plan.args.out, plan.args.extra,
                        plan.splits, key_blocks);
+}
+
+cudaError_t forward_chunk(const Problem& p, const Outputs& o, const Chunk& c, cudaStream_t stream) {
+  if (p.dtype == DType::kFloat64) return cudaErrorInvalidValue;
+  if (c.count == 0) return cudaSuccess;
+  return FASTCL_LAUNCH(chunk_forward, dim3(static_cast<unsigned>(c.count)), dim3(kThreads), 0, stream, p, o, c);
+}
+
+cudaError_t backward_chunk(const Problem& p, const Gradients& g, const Chunk& c, cudaStream_t stream) {
+  if (p.dtype == DType::kFloat64) return cudaErrorInvalidValue;
+  if (c.count == 0 || p.columns == 0) return cudaSuccess;
+  const int64_t rows_per_block = g.bias != nullptr ? c.count : std::max<int64_t>(16, ceil_div(c.count, 65535));
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.columns, kThreads)),
+                  static_cast<unsigned>(ceil_div(c.count, rows_per_block)));
+  return FASTCL_LAUNCH(chunk_backward, grid, dim3(kThreads), 0, stream, p, g, c, rows_per_block);
 }
 
 }  // namespace fastcl::cuda

@@ -62,18 +62,20 @@ cudaError_t forward(const Problem&, const Outputs&, void* workspace, cudaStream_
 cudaError_t backward(const Problem&, const Gradients&, void* workspace, cudaStream_t);
 
 // The same for many features, around products that the caller makes: `dots` holds <q_i, k_j> of rows
-// [begin, begin + count). Weights may be written over dots (when dtype is the compute type) or elsewhere.
+// [begin, begin + count). Weights may be written over dots where both are float32. Not for float64, whose other
+// functions take any number of features.
 struct Chunk {
   int64_t begin, count;
-  const void* dots;  // compute type, [count, columns]
+  const void* dots;  // float32, [count, columns]
   void* weights;     // [count, columns] or null
   DType dtype;       // of weights
 };
 
 // pos and lse of the rows; weights = exp(x - lse), whose product with key is mean_key.
 cudaError_t forward_chunk(const Problem&, const Outputs&, const Chunk&, cudaStream_t);
-// weights = scale * grad_lse * exp(x - lse), whose transpose times query is the gradient of key. The gradient of bias
-// is set by the chunk that begins at row 0 and added to by the others. Rows' gradients are left to `backward`.
+// weights = scale * grad_lse * exp(x - lse), whose transpose times query is the gradient of key; float16 is too narrow
+// for them. The gradient of bias is set by the chunk that begins at row 0 and added to by the others. Gradients of rows
+// are left to `backward`.
 cudaError_t backward_chunk(const Problem&, const Gradients&, const Chunk&, cudaStream_t);
 
 }  // namespace fastcl::cuda
