@@ -62,7 +62,7 @@ struct Operands {
     p.row_id = p.col_id != nullptr ? row_id : nullptr;  // without columns there is nothing to exclude
   }
 
-  bool in_chunks() const { return problem.features > kLargestFeatures && compute != DType::kFloat64; }
+  bool in_chunks() const { return problem.features > largest_features(dtype); }
 
   // The type of weights that are multiplied by torch. float16 would lose the small ones among many columns.
   DType weight_dtype() const { return dtype == DType::kBFloat16 ? dtype : compute; }
