@@ -1,6 +1,6 @@
 """A pytest plugin that puts the CUDA op, kernels and host code, in the place of the CPU's: `pytest -p on_emulator`.
 
-The library named by FASTCL_EMULATED_OP (test_cuda_host.py builds it) registers itself for CPU tensors when it is loaded.
+The library named by FASTCL_EMULATED_OP (test_cuda_host.py builds it) registers itself for CPU tensors when loaded.
 What the tests ask of `fastcl` then goes through autograd, the CUDA host code, its launches and the emulated kernels.
 """
 
