@@ -81,10 +81,13 @@ class Kernels:
         self.library.most_features.restype = c_int64
         self.library.launches.restype = c_uint64
         self.library.set_schedule.argtypes = [c_uint64]
-        self.multiprocessors = 1
-        self.chunk_rows = 40
-        self.chunk_dtype: torch.dtype | None = None
-        self.tf32 = False
+        self.reset()
+
+    def reset(self) -> None:
+        self.schedule(0)
+        self.multiprocessors, self.tf32 = 1, False
+        self.chunk_rows, self.chunk_dtype = 40, torch.float32
+        self.most_features: Callable[[int], int] = self.library.most_features
 
     def schedule(self, seed: int) -> None:
         self.library.set_schedule(seed)
@@ -104,7 +107,7 @@ class Kernels:
         for begin in range(0, len(query), self.chunk_rows):
             rows = slice(begin, min(begin + self.chunk_rows, len(query)))
             dots = query[rows].float() @ key.float().T
-            weights = torch.full_like(dots, torch.nan, dtype=self.chunk_dtype or torch.float32)
+            weights = torch.full_like(dots, torch.nan, dtype=self.chunk_dtype)
             chunk = CChunk(begin, len(dots), dots.data_ptr(), weights.data_ptr() if multiply else None,
                            DTYPES[weights.dtype])  # fmt: skip
             self.check(getattr(self.library, f"run_{name}_chunk")(byref(problem), byref(args), byref(chunk)))
@@ -158,7 +161,7 @@ class _Contrast(torch.autograd.Function):
         sums = ctx.needs_input_grad[1] or ctx.needs_input_grad[4]
         mean_key = query.new_full((n, d), torch.nan, dtype=wide) if sums else None
         outputs = COutputs(_pointer(None if positive is None else pos), *map(_pointer, (lse, mean_key)))
-        if d > kernels.library.most_features(DTYPES[query.dtype]):
+        if d > kernels.most_features(DTYPES[query.dtype]):
 
             def multiply(rows: slice, weights: Tensor) -> None:
                 mean_key[rows] = weights @ key.float()
@@ -182,7 +185,7 @@ class _Contrast(torch.autograd.Function):
         d_query, d_key, d_positive, d_scale, d_bias = map(_pointer, found)
         given = [_pointer(t) for t in (None if positive is None else grad_pos, grad_lse, lse, mean_key)]
         kernels: Kernels = ctx.kernels
-        if (needs[1] or needs[4]) and query.shape[1] > kernels.library.most_features(DTYPES[query.dtype]):
+        if (needs[1] or needs[4]) and query.shape[1] > kernels.most_features(DTYPES[query.dtype]):
             total = torch.zeros(key.shape)
 
             def multiply(rows: slice, weights: Tensor) -> None:

@@ -68,8 +68,8 @@ struct State {
   uint64_t rng = 1;
   std::string error;
 };
-inline State& g = *new State;         // never destroyed: abandoned fibers may point into it
-constexpr size_t kStack = 256 << 10;  // per fiber; untouched pages cost nothing
+inline State& g = *new State;        // never destroyed: abandoned fibers may point into it
+constexpr size_t kStack = 64 << 10;  // per fiber; untouched pages cost nothing, but for TSan
 struct Quiet {  // while one lives, TSan ignores this fiber's accesses: the emulator's own bookkeeping
   Quiet() { EMU_TSAN(AnnotateIgnoreReadsBegin("", 0); AnnotateIgnoreWritesBegin("", 0);) }
   ~Quiet() { EMU_TSAN(AnnotateIgnoreWritesEnd("", 0); AnnotateIgnoreReadsEnd("", 0);) }
@@ -203,7 +203,8 @@ inline void run_block() {
 inline void end_block() {
   for (Region& r : g.shared) std::free(r.p);
   g.shared.clear();
-  EMU_TSAN(for (Fiber& f : g.fibers) {  // a fresh context and stack per block, so that races between blocks show
+  // A fresh context and stack per block, so that races between blocks show.
+  EMU_TSAN(for (Fiber& f : g.fibers) {
     if (f.done && f.tsan) __tsan_destroy_fiber(f.tsan);
     if (f.stack) munmap(f.stack, kStack);
     f.stack = nullptr, f.tsan = nullptr;
