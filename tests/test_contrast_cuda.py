@@ -18,7 +18,7 @@ import test_contrast_torch
 import test_corners
 import test_losses
 import torch
-from conftest import leaves, outputs_and_gradients
+from conftest import assert_contrast, leaves, outputs_and_gradients
 from problems import BF16, F16, F32, F64, Problem
 from test_recsys_models import OPTIONS, histories, items
 from torch import Tensor
@@ -102,13 +102,13 @@ def test_it_is_the_cuda_op_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_more_features_than_one_kernel_holds(dtype: torch.dtype, problem: Problem) -> None:
     facts = {**problem.__dict__, "query_dtype": dtype, "key_dtype": dtype}
-    test_contrast._check(Problem(**facts))
+    assert_contrast(fastcl.contrast, Problem(**facts))
 
 
 @pytest.mark.parametrize("d", [4, 300])
 def test_many_features_in_mixed_dtypes(d: int) -> None:
     for query_dtype, key_dtype in ((F32, BF16), (F16, F32), (BF16, F16)):
-        test_contrast._check(Problem(33, 20, d, query_dtype, key_dtype, scale="tensor", bias="finite"))
+        assert_contrast(fastcl.contrast, Problem(33, 20, d, query_dtype, key_dtype, scale="tensor", bias="finite"))
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)

@@ -6,13 +6,14 @@ No test here needs a GPU or nvcc, and none says anything about speed. Sanitizers
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import TOLERANCE, assert_contrast, gradients, leaves, outputs_and_gradients
-from emulated import Kernels, build
+from emulated import Kernels
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from problems import BF16, DTYPES, F16, F32, F64, INPUTS, Problem, problems
@@ -22,8 +23,8 @@ from fastcl import reference
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    return Kernels(build(tmp_path_factory.mktemp("cuda")))
+def library(emulated_kernels: Path) -> Kernels:
+    return Kernels(emulated_kernels)
 
 
 @pytest.fixture

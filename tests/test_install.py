@@ -217,6 +217,42 @@ def test_install_from_the_tree_works(source: Path, venv: Path, tmp_path: Path, o
     assert str(source if options else venv) in checked(python, "-c", EXERCISE, cwd=tmp_path)
 
 
+# What a CUDA build of torch has and a CPU build has not, as far as our CUDA part asks for it when it is loaded.
+TORCH_CUDA = "extern \"C\" int aoti_torch_get_current_cuda_stream(int, void**) { return 1; }\n"
+LOADED = """
+import torch
+torch.version.cuda = "13.0"
+import fastcl
+print(fastcl.config()["cuda"], torch._C._dispatch_has_kernel_for_dispatch_key("fastcl::contrast_backward", "CUDA"))
+"""
+
+
+@pytest.mark.slow
+def test_a_wheel_with_cuda_works_on_a_cpu_torch(source: Path, venv: Path, tmp_path: Path) -> None:
+    if not (shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists()):
+        pytest.skip("nvcc is not installed")
+    python = make_venv(venv, with_torch=True)
+    wishes = {"FASTCL_CUDA": "1", "FASTCL_CUDA_ARCHS": "90", "FASTCL_WERROR": "1"}
+    checked(python, "-m", "pip", "install", ".", cwd=source, **wishes)
+    assert str(venv) in checked(python, "-c", EXERCISE, cwd=tmp_path)
+    said = checked(python, "-c", "import fastcl; print(fastcl.config()['cuda'])", cwd=tmp_path).strip()
+    assert said == "chunked PyTorch: this torch is not a CUDA build; our kernels are built"
+
+    (part,) = venv.glob("lib/python3*/site-packages/fastcl/_C_cuda*.so")
+    undefined = checked(need("nm"), "-DC", "--undefined-only", part)
+    assert "aoti_torch_create_device_guard" in undefined
+    assert re.findall(r"\b(?:at|c10|torch|fastcl)::.*", undefined) == []
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", checked(need("readelf"), "-d", part)))
+    assert {"libtorch_cpu.so", "libtorch_cuda.so"} < needed
+    assert not [name for name in needed if "cudart" in name]
+
+    # With what it needs of libtorch_cuda it registers its kernels, GPU or not.
+    (tmp_path / "torch_cuda.cpp").write_text(TORCH_CUDA)
+    checked(need("c++"), "-shared", "-fPIC", "torch_cuda.cpp", "-o", "libtorch_cuda.so", cwd=tmp_path)
+    found = checked(python, "-c", LOADED, cwd=tmp_path, LD_LIBRARY_PATH=str(tmp_path))
+    assert found.split("\n")[0] == "compiled kernels for compute capability 90 True"
+
+
 @pytest.mark.slow
 def test_missing_compiler_under_pip_is_one_line(source: Path, venv: Path) -> None:
     python = make_venv(venv, with_torch=True)
