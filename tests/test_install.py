@@ -218,7 +218,7 @@ def test_install_from_the_tree_works(source: Path, venv: Path, tmp_path: Path, o
 
 
 # What a CUDA build of torch has and a CPU build has not, as far as our CUDA part asks for it when it is loaded.
-TORCH_CUDA = "extern \"C\" int aoti_torch_get_current_cuda_stream(int, void**) { return 1; }\n"
+TORCH_CUDA = 'extern "C" int aoti_torch_get_current_cuda_stream(int, void**) { return 1; }\n'
 LOADED = """
 import torch
 torch.version.cuda = "13.0"

@@ -29,15 +29,23 @@ constexpr int64_t kChunkLines = 64;
 // Whether torch multiplies 16-bit matrices into a float32 one.
 constexpr bool kWideProducts = true;
 
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int32_t index) { FASTCL_OK(aoti_torch_create_device_guard(index, &handle_)); }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+  ~DeviceGuard() { aoti_torch_delete_device_guard(handle_); }
+
+ private:
+  DeviceGuardHandle handle_ = nullptr;
+};
+
 class Device {
  public:
-  explicit Device(const Tensor& t) : index_(t.device_index()) {
-    FASTCL_OK(aoti_torch_create_device_guard(index_, &guard_));
+  explicit Device(const Tensor& t) : index_(t.device_index()), guard_(index_) {
+    ok(cudaSetDevice(index_));  // our runtime is linked statically: another one than torch's
     FASTCL_OK(aoti_torch_get_current_cuda_stream(index_, reinterpret_cast<void**>(&stream_)));
   }
-  Device(const Device&) = delete;
-  Device& operator=(const Device&) = delete;
-  ~Device() { aoti_torch_delete_device_guard(guard_); }
 
   cudaStream_t stream() const { return stream_; }
   bool holds(const Tensor& t) const {
@@ -57,7 +65,7 @@ class Device {
 
  private:
   int32_t index_;
-  DeviceGuardHandle guard_ = nullptr;
+  DeviceGuard guard_;
   cudaStream_t stream_ = nullptr;
 };
 
