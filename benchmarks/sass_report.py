@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,13 @@ def compiled(source: Path, arch: str, folder: Path) -> Path:
     command = [nvcc, "-O3", "-std=c++17", "--expt-relaxed-constexpr", f"-I{ROOT / 'csrc'}", f"-arch=sm_{arch}"]
     subprocess.run([*command, "-cubin", str(source), "-o", str(cubin)], check=True, cwd=ROOT)
     return cubin
+
+
+def compiler() -> str:
+    """The version of nvcc: another one compiles otherwise."""
+    text = subprocess.run([str(find_nvcc()), "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"V([\d.]+)", text)
+    return found[1] if found else text.strip()
 
 
 def dump(cubin: Path, option: str) -> str:
@@ -199,9 +207,12 @@ def cycles(name: str, path: list[str]) -> dict[str, int]:
 
 
 def report(arch: str, folder: Path) -> list[dict[str, Any]]:
+    """A row for each kernel, compiled for one compute capability."""
+    sources = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        cubins = list(pool.map(lambda source: compiled(source, arch, folder), sources))
     rows = []
-    for source in sorted((ROOT / "csrc" / "cuda").glob("*.cu")):
-        cubin = compiled(source, arch, folder)
+    for cubin in cubins:
         code = codes(cubin)
         for name, facts in usage(cubin).items():
             row = {"kernel": name, "arch": arch, **facts, "local accesses": local_accesses(code[name])}
@@ -230,7 +241,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = [row for arch in args.archs.split(",") for row in report(arch, Path(folder))]
     print(markdown([shown(row) for row in rows if "cycles" in row]))
-    write_json(args.output, rows)
+    write_json(args.output, {"nvcc": compiler(), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ def test_the_current_stream_is_used() -> None:
     inputs = _inputs("cuda")
     expected = _value_and_gradients(inputs)
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         torch.cuda._sleep(50_000_000)  # what runs on another stream would not wait for the inputs
         late = [x.detach().clone().requires_grad_() for x in inputs]
@@ -51,6 +52,7 @@ def test_a_graph_can_be_captured(d: int) -> None:
     g = torch.Generator().manual_seed(0)
     inputs = [torch.randn(rows, d, generator=g).cuda().requires_grad_() for rows in (100, 1000, 100)]
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         _value_and_gradients(inputs)
     side.synchronize()

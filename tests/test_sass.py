@@ -30,8 +30,11 @@ def check(arch: str, folder: Path) -> None:
     # Tensor cores are what the loops are made of: reading them did work.
     assert all(rows[name]["mix"]["HMMA"] >= 32 for name in walks)
 
-    known = {row["kernel"]: row for row in json.loads((RESULTS / "sass.json").read_text()) if row["arch"] == arch}
+    reported = json.loads((RESULTS / "sass.json").read_text())
+    known = {row["kernel"]: row for row in reported["rows"] if row["arch"] == arch}
     assert rows.keys() == known.keys(), "the kernels are others than those reported: run benchmarks.sass_report"
+    if sass_report.compiler() != reported["nvcc"]:
+        return  # its registers are its own
     fewer = {name: (row["blocks"], known[name]["blocks"]) for name, row in rows.items()
              if row["blocks"] < known[name]["blocks"]}  # fmt: skip
     assert fewer == {}, "blocks of a multiprocessor, now and as reported; where intended, run benchmarks.sass_report"
