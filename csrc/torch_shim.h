@@ -16,10 +16,14 @@ struct TorchLibraryOpaque;
 using TorchLibraryHandle = TorchLibraryOpaque*;
 using AOTITorchError = int32_t;
 using StableIValue = uint64_t;
+struct DeviceGuardOpaque;
+using DeviceGuardHandle = DeviceGuardOpaque*;
 
 #define FASTCL_SHIM __attribute__((__visibility__("default")))
 extern "C" {
 FASTCL_SHIM int32_t aoti_torch_device_type_cpu();
+FASTCL_SHIM int32_t aoti_torch_device_type_cuda();
+FASTCL_SHIM int32_t aoti_torch_dtype_uint8();
 FASTCL_SHIM int32_t aoti_torch_dtype_float32();
 FASTCL_SHIM int32_t aoti_torch_dtype_float64();
 FASTCL_SHIM int32_t aoti_torch_dtype_bfloat16();
@@ -31,15 +35,23 @@ FASTCL_SHIM AOTITorchError torch_get_const_data_ptr(AtenTensorHandle, const void
 FASTCL_SHIM AOTITorchError aoti_torch_get_dim(AtenTensorHandle, int64_t*);
 FASTCL_SHIM AOTITorchError aoti_torch_get_size(AtenTensorHandle, int64_t, int64_t*);
 FASTCL_SHIM AOTITorchError aoti_torch_get_dtype(AtenTensorHandle, int32_t*);
+FASTCL_SHIM AOTITorchError aoti_torch_get_device_type(AtenTensorHandle, int32_t*);
+FASTCL_SHIM AOTITorchError aoti_torch_get_device_index(AtenTensorHandle, int32_t*);
 FASTCL_SHIM AOTITorchError aoti_torch_is_contiguous(AtenTensorHandle, bool*);
 FASTCL_SHIM AOTITorchError aoti_torch_empty_strided(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t,
                                                     AtenTensorHandle*);
+FASTCL_SHIM AOTITorchError aoti_torch_new_tensor_handle(AtenTensorHandle, AtenTensorHandle*);
+FASTCL_SHIM AOTITorchError torch_call_dispatcher(const char*, const char*, StableIValue*, uint64_t);
 FASTCL_SHIM AOTITorchError aoti_torch_library_init_impl(const char*, const char*, const char*, uint32_t,
                                                         TorchLibraryHandle*);
 FASTCL_SHIM AOTITorchError torch_library_impl(TorchLibraryHandle, const char*,
                                               void (*)(StableIValue*, uint64_t, uint64_t), uint64_t);
 FASTCL_SHIM AOTITorchError torch_get_num_threads(uint32_t*);
 FASTCL_SHIM AOTITorchError torch_parallel_for(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void*), void*);
+FASTCL_SHIM AOTITorchError aoti_torch_create_device_guard(int32_t, DeviceGuardHandle*);
+FASTCL_SHIM AOTITorchError aoti_torch_delete_device_guard(DeviceGuardHandle);
+// In libtorch_cuda, which a CPU build of torch has not.
+FASTCL_SHIM AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**);
 }
 
 namespace fastcl {
@@ -60,7 +72,8 @@ class Tensor {
     if (handle_ != nullptr) aoti_torch_delete_tensor_object(handle_);
   }
 
-  static Tensor empty(std::initializer_list<int64_t> sizes, int32_t dtype) {
+  static Tensor empty(std::initializer_list<int64_t> sizes, int32_t dtype,
+                      int32_t device_type = aoti_torch_device_type_cpu(), int32_t device_index = 0) {
     int64_t strides[4] = {};
     int64_t stride = 1;
     for (int64_t i = static_cast<int64_t>(sizes.size()) - 1; i >= 0; --i) {
@@ -68,8 +81,8 @@ class Tensor {
       stride *= sizes.begin()[i];
     }
     AtenTensorHandle handle = nullptr;
-    FASTCL_OK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype,
-                                       aoti_torch_device_type_cpu(), 0, &handle));
+    FASTCL_OK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype, device_type,
+                                       device_index, &handle));
     return Tensor(handle);
   }
 
@@ -100,10 +113,26 @@ class Tensor {
     FASTCL_OK(aoti_torch_get_dtype(handle_, &v));
     return v;
   }
+  int32_t device_type() const {
+    int32_t v = 0;
+    FASTCL_OK(aoti_torch_get_device_type(handle_, &v));
+    return v;
+  }
+  int32_t device_index() const {
+    int32_t v = 0;
+    FASTCL_OK(aoti_torch_get_device_index(handle_, &v));
+    return v;
+  }
   bool contiguous() const {
     bool v = false;
     FASTCL_OK(aoti_torch_is_contiguous(handle_, &v));
     return v;
+  }
+  // Another handle of the same tensor.
+  Tensor share() const {
+    AtenTensorHandle handle = nullptr;
+    FASTCL_OK(aoti_torch_new_tensor_handle(handle_, &handle));
+    return Tensor(handle);
   }
   StableIValue release() {
     StableIValue value = 0;
@@ -139,12 +168,24 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
       const_cast<void*>(static_cast<const void*>(&f))));
 }
 
+constexpr uint64_t kAbiVersion = (2ull << 56) | (11ull << 48);
+
+inline StableIValue argument(const Tensor& t) { return t.share().release(); }
+inline StableIValue argument(int64_t value) { return static_cast<StableIValue>(value); }
+
+// The one result of an operator of torch, "aten::mm" and "out" for instance.
+template <class... Arguments>
+Tensor call(const char* name, const char* overload, const Arguments&... arguments) {
+  StableIValue stack[] = {argument(arguments)...};
+  FASTCL_OK(torch_call_dispatcher(name, overload, stack, kAbiVersion));
+  return Tensor(stack[0]);
+}
+
 using OpFunction = void (*)(StableIValue*, uint64_t, uint64_t);
 
 // Registers kernels for one dispatch key. The library handle is never freed: torch may call the kernels until the
 // process ends.
 inline bool register_ops(const char* key, std::initializer_list<std::pair<const char*, OpFunction>> ops) {
-  constexpr uint64_t kAbiVersion = (2ull << 56) | (11ull << 48);
   TorchLibraryHandle library = nullptr;
   FASTCL_OK(aoti_torch_library_init_impl("fastcl", key, __FILE__, __LINE__, &library));
   for (const auto& [name, function] : ops) FASTCL_OK(torch_library_impl(library, name, function, kAbiVersion));

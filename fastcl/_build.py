@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
-from fastcl import _C, fallback
+from fastcl import _C, _cuda, fallback
 
 
 def config() -> dict[str, Any]:
     """Build and run-time facts; `isas` are the compiled ones this processor runs, slowest first, `isa` the active one.
 
     The environment variable FASTCL_FALLBACK=1 puts the chunked PyTorch of other devices in the place of the compiled
-    kernels, for tests and for comparing; `cpu` says which of them run.
+    kernels, for tests and for comparing; `cpu` and `cuda` say which of them run, and why.
 
     >>> sorted(config())
     ['compiled_isas', 'cpu', 'cuda', 'isa', 'isas', 'threads', 'torch', 'version']
@@ -23,7 +23,7 @@ def config() -> dict[str, Any]:
         "isas": list(_C.usable_isas()),
         "isa": _C.active_isa(),
         "cpu": "chunked PyTorch, because of FASTCL_FALLBACK=1" if fallback.FORCED else "compiled kernels",
-        "cuda": "none: this version has no CUDA kernels; CUDA tensors run through chunked PyTorch",
+        "cuda": _cuda.load(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }

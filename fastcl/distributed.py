@@ -21,7 +21,7 @@ from torch.autograd.function import Function
 from fastcl import ops
 from fastcl.fallback import compute_dtype
 from fastcl.negatives import Evicted, NegativeQueue
-from fastcl.normalize import normalized
+from fastcl.normalize import normalized_together
 from fastcl.ring import Group, RingLse, own_ids, padded, sizes_of
 from fastcl.rows import Queue, Rows, check_batch, check_weight, inverse, reduced
 
@@ -231,7 +231,7 @@ def ring(loss: Loss, group: Group = None) -> Loss:
         check_weight(weight, len(query), query.device)
         _check_columns(positive_key, ids, log_q)
         if normalize:
-            query, positive_key = normalized(query, positive_key)
+            query, positive_key = normalized_together(query, positive_key)
         sizes = sizes_of(len(query), query.device, group)
         row_id = own_ids(sizes, query.device, group) if ids is None else ids
         scale = inverse(temperature, query, positive_key)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcl.fallback import compute_dtype
-from fastcl.normalize import normalized
+from fastcl.normalize import normalized_together
 from fastcl.ops import Expected
 from fastcl.rows import (
     Negatives,
@@ -66,9 +66,9 @@ def _public(formula: Callable[..., Tensor], *, beside: Callable[..., float] | No
         check_weight(weight, query.shape[0], query.device)
         if normalize:
             if negative_keys is None:
-                query, positive_key = normalized(query, positive_key)
+                query, positive_key = normalized_together(query, positive_key)
             else:
-                query, positive_key, negative_keys = normalized(query, positive_key, negative_keys)
+                query, positive_key, negative_keys = normalized_together(query, positive_key, negative_keys)
         negatives = Negatives(negative_keys, in_batch, queue, ids, negative_ids, log_q, negative_log_q)
         # With reduction="none" anything may come back.
         expected = None

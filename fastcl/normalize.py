@@ -30,8 +30,13 @@ _forward = torch.ops.fastcl.normalize_forward.default
 _backward = torch.ops.fastcl.normalize_backward.default
 
 
-def normalized(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """Each x / |x| over its last dimension, 16-bit inputs in float32; zero vectors stay zero and get zero gradient."""
+def normalized(x: Tensor) -> Tensor:
+    """x / |x| over the last dimension, 16-bit inputs in float32; zero vectors stay zero and get zero gradient."""
+    return normalized_together(x)[0]
+
+
+def normalized_together(*inputs: Tensor) -> tuple[Tensor, ...]:
+    """Each input `normalized`, in one step of autograd."""
     plain = (
         not all([x.is_cpu for x in inputs])
         or fallback.FORCED

@@ -1,7 +1,7 @@
 """The one op, `contrast`: schemas, fake kernels, autograd. What every loss shares, and no loss's formula.
 
-The kernels live in the compiled part (CPU) or in fallback.py (everything else) and know just two ops: forward and
-backward. Backward is itself differentiated through the fallback's plain torch operations.
+The kernels live in the compiled parts (CPU, CUDA) or in fallback.py (everything else) and know just two ops: forward
+and backward. Backward is itself differentiated through the fallback's plain torch operations.
 """
 
 import math
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from fastcl import fallback
+from fastcl import _cuda, fallback
 from fastcl.fallback import compute_dtype
 
 _lib = torch.library.Library("fastcl", "DEF")
@@ -33,6 +33,8 @@ _lib.define(
 )
 
 from fastcl import _C  # noqa: E402, F401  registers the CPU kernels, so it comes after torch and the schemas
+
+_cuda.load()
 
 
 def _implement(name: str, function: Callable[..., Any]) -> None:
@@ -324,7 +326,7 @@ def contrast(
             if vector is not None:
                 _vector(f"expected.{name}", vector, n, _FLOATS, device)
     scale_t, factor = (scale, 1.0) if isinstance(scale, Tensor) else (_NONE, float(scale))
-    # Only the compiled kernels sum over columns on the way.
+    # Only the CPU's kernels sum over columns on the way.
     expecting = expected is not None and query.is_cpu and not fallback.FORCED
     shift, *vectors = expected if expected is not None and expecting else (-math.inf, None, None, None)
     optional = (positive, scale_t, bias, row_id, col_id, *vectors)

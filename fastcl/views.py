@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fastcl.fallback import compute_dtype
 from fastcl.losses import infonce
-from fastcl.normalize import normalized
+from fastcl.normalize import normalized, normalized_together
 from fastcl.ops import contrast
 from fastcl.rows import (
     check_reduction,
@@ -52,7 +52,7 @@ def nt_xent(
     """
     check_tensor("view1", view1, ("B", "D"), least=1)
     check_tensor("view2", view2, tuple(view1.shape), view1.device)
-    view1, view2 = normalized(view1, view2)
+    view1, view2 = normalized_together(view1, view2)
     both, partner = torch.cat([view1, view2]), torch.cat([view2, view1])
     # One id a sample leaves out the anchor itself and its partner, which comes back as the positive.
     ids = torch.arange(len(view1), device=view1.device).repeat(2)
@@ -102,7 +102,7 @@ def supcon(
     check_temperature(temperature, n)
     check_reduction(reduction)
     check_weight(weight, n, device)
-    (features,) = normalized(features)
+    features = normalized(features)
     # A class is known by its first place among the sorted labels: their number, and so every shape, stays N.
     ordered = labels.sort().values
     first = torch.searchsorted(ordered, labels)

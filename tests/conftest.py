@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import emulated
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -17,6 +18,7 @@ from problems import BF16, F16, F32, F64, Problem
 from torch import Tensor
 
 import fastcl
+from fastcl import reference
 
 # The `isa` fixture is meant to stay for all examples of a test. `pytest --hypothesis-profile=thorough` looks further.
 _CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -50,6 +52,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of the CUDA kernels built for the emulator, compiled once a session."""
+    return emulated.build(tmp_path_factory.mktemp("emulator"))
 
 
 @pytest.fixture(scope="session")
@@ -133,6 +141,24 @@ def assert_budget(
         f"{name}: error {error.max():.3e}, over the limit by {excess.max():.3e}; "
         f"plain torch {allowance.max():.3e}, size {whole:.3e}, relative tolerance {tol:.1e}"
     )
+
+
+def assert_contrast(function: Callable[..., Any], problem: Problem) -> None:
+    """Values and gradients of a `contrast` against the float64 truth, plain torch in the same dtype allowed for."""
+    ours, plain = outputs_and_gradients(function, problem), outputs_and_gradients(reference.contrast, problem)
+    truth = outputs_and_gradients(reference.contrast, problem, F64)
+    wide = F64 if problem.query_dtype == F64 else F32
+    # With 16-bit inputs an implementation may keep the weights in 16 bits, so this also holds for float32 gradients.
+    narrow = max((problem.query_dtype, problem.key_dtype), key=TOLERANCE.__getitem__)
+    largest = problem.largest_logit()
+    for name in truth:
+        if name in ("pos", "lse"):
+            assert ours[name].dtype == wide
+            assert_budget(name, ours[name], plain[name], truth[name], tolerance(wide, largest), floor=1.0, factor=0.0)
+        else:
+            # The gradients of scale and bias are sums over features and rows that may cancel.
+            floor = 1.0 if name in ("grad scale", "grad bias") else 0.0
+            assert_budget(name, ours[name], plain[name], truth[name], tolerance(narrow, largest), floor)
 
 
 def assert_peaked(query: Tensor, key: Tensor, scale: float) -> None:

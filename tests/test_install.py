@@ -117,10 +117,27 @@ def test_missing_ninja_is_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stdout
 
 
-def test_cuda_is_refused() -> None:
-    done = run(sys.executable, "setup.py", "build_ext", FASTCL_CUDA="1")
+def refused_build(tmp_path: Path, **env: str) -> str:
+    done = run(sys.executable, "setup.py", "build_ext", "--build-temp", tmp_path, "--build-lib", tmp_path, **env)
     assert done.returncode != 0
-    assert done.stdout.splitlines()[-1].startswith("fastcl: FASTCL_CUDA=1, but this version has no CUDA kernels")
+    assert "Traceback" not in done.stdout
+    return done.stdout.splitlines()[-1]
+
+
+def test_cuda_without_nvcc_is_one_line(tmp_path: Path) -> None:
+    # Told before anything is compiled.
+    message = refused_build(tmp_path, FASTCL_CUDA="1", CUDA_HOME=str(tmp_path))
+    assert message == "fastcl: FASTCL_CUDA=1, but nvcc was not found; set CUDA_HOME, or unset FASTCL_CUDA"
+    assert refused_build(tmp_path, FASTCL_CUDA="yes") == "fastcl: FASTCL_CUDA: expected 0, 1 or nothing, got 'yes'"
+
+
+def test_unknown_cuda_architectures_are_one_line(tmp_path: Path) -> None:
+    nvcc = tmp_path / "bin" / "nvcc"  # which lists what it knows, and that is all it is asked
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho sm_80 sm_90\n")
+    nvcc.chmod(0o755)
+    message = refused_build(tmp_path, FASTCL_CUDA="1", CUDA_HOME=str(tmp_path), FASTCL_CUDA_ARCHS="80;sm_90")
+    assert message == "fastcl: FASTCL_CUDA_ARCHS: expected numbers such as 80;90, got sm_90"
 
 
 # From here on: whole installs.
@@ -198,6 +215,42 @@ def test_install_from_the_tree_works(source: Path, venv: Path, tmp_path: Path, o
     checked(python, "-m", "pip", "install", "--log", log, *options, ".", cwd=source)
     check_build_environment(log)
     assert str(source if options else venv) in checked(python, "-c", EXERCISE, cwd=tmp_path)
+
+
+# What a CUDA build of torch has and a CPU build has not, as far as our CUDA part asks for it when it is loaded.
+TORCH_CUDA = 'extern "C" int aoti_torch_get_current_cuda_stream(int, void**) { return 1; }\n'
+LOADED = """
+import torch
+torch.version.cuda = "13.0"
+import fastcl
+print(fastcl.config()["cuda"], torch._C._dispatch_has_kernel_for_dispatch_key("fastcl::contrast_backward", "CUDA"))
+"""
+
+
+@pytest.mark.slow
+def test_a_wheel_with_cuda_works_on_a_cpu_torch(source: Path, venv: Path, tmp_path: Path) -> None:
+    if not (shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists()):
+        pytest.skip("nvcc is not installed")
+    python = make_venv(venv, with_torch=True)
+    wishes = {"FASTCL_CUDA": "1", "FASTCL_CUDA_ARCHS": "90", "FASTCL_WERROR": "1"}
+    checked(python, "-m", "pip", "install", ".", cwd=source, **wishes)
+    assert str(venv) in checked(python, "-c", EXERCISE, cwd=tmp_path)
+    said = checked(python, "-c", "import fastcl; print(fastcl.config()['cuda'])", cwd=tmp_path).strip()
+    assert said == "chunked PyTorch: this torch is not a CUDA build; our kernels are built"
+
+    (part,) = venv.glob("lib/python3*/site-packages/fastcl/_C_cuda*.so")
+    undefined = checked(need("nm"), "-DC", "--undefined-only", part)
+    assert "aoti_torch_create_device_guard" in undefined
+    assert re.findall(r"\b(?:at|c10|torch|fastcl)::.*", undefined) == []
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", checked(need("readelf"), "-d", part)))
+    assert {"libtorch_cpu.so", "libtorch_cuda.so"} < needed
+    assert not [name for name in needed if "cudart" in name]
+
+    # With what it needs of libtorch_cuda it registers its kernels, GPU or not.
+    (tmp_path / "torch_cuda.cpp").write_text(TORCH_CUDA)
+    checked(need("c++"), "-shared", "-fPIC", "torch_cuda.cpp", "-o", "libtorch_cuda.so", cwd=tmp_path)
+    found = checked(python, "-c", LOADED, cwd=tmp_path, LD_LIBRARY_PATH=str(tmp_path))
+    assert found.split("\n")[0] == "compiled kernels for compute capability 90 True"
 
 
 @pytest.mark.slow

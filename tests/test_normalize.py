@@ -11,7 +11,7 @@ from problems import BF16, DTYPES, F16, F64, lay_out
 from torch import Tensor
 
 from fastcl import reference
-from fastcl.normalize import normalized
+from fastcl.normalize import normalized, normalized_together
 
 
 def _rows(n: int, d: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -25,7 +25,7 @@ def test_agrees_with_the_truth(isa: str, d: int, dtype: torch.dtype) -> None:
     x = _rows(37, d, dtype).requires_grad_()
     upstream = torch.randn(37, d, generator=torch.Generator().manual_seed(1), dtype=F64)
     exact = x.detach().double().requires_grad_()
-    (unit,) = normalized(x)
+    unit = normalized(x)
     truth = reference._normalize(exact)
     computed = torch.float64 if dtype == F64 else torch.float32
     assert unit.dtype == computed
@@ -41,7 +41,7 @@ def test_agrees_with_the_truth(isa: str, d: int, dtype: torch.dtype) -> None:
 def test_any_layout_and_any_number_of_dimensions(layout: str) -> None:
     x = lay_out(_rows(6, 20, torch.float32), layout)
     cube = x.reshape(2, 3, 20).requires_grad_()
-    flat, (same, stacked) = reference._normalize(x), normalized(x, cube)
+    flat, (same, stacked) = reference._normalize(x), normalized_together(x, cube)
     torch.testing.assert_close(same, flat)
     torch.testing.assert_close(stacked, flat.reshape(2, 3, 20))
     (grad,) = torch.autograd.grad(stacked[0].sum(), cube)
@@ -53,7 +53,7 @@ def test_any_layout_and_any_number_of_dimensions(layout: str) -> None:
 def test_nothing_in_and_nothing_out() -> None:
     for shape in ((0, 4), (3, 0), (2, 0, 5)):
         x = torch.empty(shape, requires_grad=True)
-        (unit,) = normalized(x)
+        unit = normalized(x)
         assert unit.shape == shape
         unit.sum().backward()
         assert x.grad is not None
@@ -62,7 +62,7 @@ def test_nothing_in_and_nothing_out() -> None:
 
 def test_a_zero_vector_stays_zero_and_gets_zero_gradients_of_both_orders() -> None:
     x = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=F64, requires_grad=True)
-    (unit,) = normalized(x)
+    unit = normalized(x)
     assert unit.tolist() == [[0.0, 0.0], [pytest.approx(0.6), pytest.approx(0.8)]]
     (grad,) = torch.autograd.grad(unit[:, 0].sum(), x, create_graph=True)
     assert grad.tolist() == [[0.0, 0.0], [pytest.approx(0.128), pytest.approx(-0.096)]]
@@ -75,21 +75,21 @@ def test_a_zero_vector_stays_zero_and_gets_zero_gradients_of_both_orders() -> No
 def test_what_is_not_finite_shows(isa: str, bad: float) -> None:
     x = _rows(3, 40, torch.float32)
     x[1, 7] = bad
-    (unit,) = normalized(x)
+    unit = normalized(x)
     assert unit[1, 7].isnan()
     assert unit[::2].isfinite().all()
 
 
 def test_gradients_of_all_inputs_of_one_call_to_second_order() -> None:
     rows = tuple(_rows(n, 3, F64, n).requires_grad_() for n in (2, 3, 4))
-    assert torch.autograd.gradcheck(normalized, rows)
-    assert torch.autograd.gradgradcheck(normalized, rows)
+    assert torch.autograd.gradcheck(normalized_together, rows)
+    assert torch.autograd.gradgradcheck(normalized_together, rows)
 
 
 def test_only_what_is_needed_gets_a_gradient() -> None:
     x, fixed, unused = (_rows(3, 4, torch.float32, seed).requires_grad_(seed != 1) for seed in range(3))
-    units = normalized(x, fixed, unused)
-    assert not normalized(fixed)[0].requires_grad
+    units = normalized_together(x, fixed, unused)
+    assert not normalized(fixed).requires_grad
     (units[0] * units[1]).sum().backward()
     assert x.grad is not None
     assert fixed.grad is None
@@ -99,14 +99,14 @@ def test_only_what_is_needed_gets_a_gradient() -> None:
 def test_transforms_see_the_same_function() -> None:
     x = _rows(4, 5, F64)
     plain = torch.autograd.functional.jacobian(lambda x: reference._normalize(x), x)
-    torch.testing.assert_close(torch.func.jacrev(lambda x: normalized(x)[0])(x), plain)
-    torch.testing.assert_close(torch.func.jacfwd(lambda x: normalized(x)[0])(x), plain)
-    torch.testing.assert_close(torch.func.vmap(lambda x: normalized(x)[0])(x[:, None])[:, 0], reference._normalize(x))
+    torch.testing.assert_close(torch.func.jacrev(normalized)(x), plain)
+    torch.testing.assert_close(torch.func.jacfwd(normalized)(x), plain)
+    torch.testing.assert_close(torch.func.vmap(normalized)(x[:, None])[:, 0], reference._normalize(x))
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 def test_sixteen_bit_rows_that_overflow_when_squared(dtype: torch.dtype) -> None:
-    (unit,) = normalized(torch.full((1, 4), 60000.0, dtype=dtype))
+    unit = normalized(torch.full((1, 4), 60000.0, dtype=dtype))
     torch.testing.assert_close(unit, torch.full((1, 4), 0.5))
 
 

@@ -6,16 +6,6 @@
 namespace fastcl {
 namespace {
 
-// What the caller expects a loss to send back into lse, up to one common factor:
-//   weight_i * sigmoid(lse_i - logaddexp(pos_i + shift + row_shift_i, rest_i)),    the derivative of
-//   weight_i * log(exp(pos_i + shift + row_shift_i) + exp(rest_i) + exp(lse_i)) by lse_i
-// With it the keys' gradient is summed while the weights are at hand. Backward compares it with what does come.
-struct Expected {
-  bool key_grad, bias_grad;
-  double shift;
-  Tensor row_shift, rest, weight;  // [n] or absent
-};
-
 template <class T>
 struct ExpectedGradient {
   const Expected& in;
@@ -53,13 +43,15 @@ struct ExpectedGradient {
 };
 
 template <class T>
-void forward(const Inputs& in, bool row_grad, const Expected& expected, StableIValue* results) {
+void forward(const ForwardArguments& a, StableIValue* results) {
+  const Inputs& in = a.in;
+  const Expected& expected = a.expected;
   const Problem<T> p(in);
   const int32_t dtype = torch_dtype<T>();
   const bool columns = expected.key_grad || expected.bias_grad;
   Tensor pos = Tensor::empty({p.positive.data != nullptr ? p.n : 0}, dtype);
   Tensor lse = Tensor::empty({p.n}, dtype);
-  Tensor mean_key = row_grad ? Tensor::empty({p.n, p.d}, dtype) : Tensor::empty({0}, dtype);
+  Tensor mean_key = a.row_grad ? Tensor::empty({p.n, p.d}, dtype) : Tensor::empty({0}, dtype);
   Tensor gradient = Tensor::empty({columns ? p.n : 0}, dtype);
   Tensor key_sum = columns ? Tensor::empty({p.m, p.d}, dtype) : Tensor::empty({0}, dtype);
   Tensor bias_sum = Tensor::empty({expected.bias_grad ? p.m : 0}, dtype);
@@ -75,7 +67,7 @@ void forward(const Inputs& in, bool row_grad, const Expected& expected, StableIV
   Side<T> side = p.by_query(in);
   Pass<T>& pass = side.pass;
   pass.reduced = lse.write<T>();
-  pass.out = {row_grad ? mean_key.write<void>() : nullptr, compute_type<T>()};
+  pass.out = {a.row_grad ? mean_key.write<void>() : nullptr, compute_type<T>()};
   const auto driver = p.driver();
   if (columns && p.n != 0 && driver.can_keep(pass)) {
     const ExpectedGradient<T> expect(expected, p);
@@ -97,15 +89,6 @@ void forward(const Inputs& in, bool row_grad, const Expected& expected, StableIV
   Tensor* out[] = {&pos, &lse, &mean_key, &gradient, &key_sum, &bias_sum};
   for (int i = 0; i < 6; ++i) results[i] = out[i]->release();
 }
-
-struct Wanted {
-  bool query, key, positive, scale, bias;
-};
-
-// What forward left for backward.
-struct Saved {
-  Tensor lse, mean_key, gradient, key_sum, bias_sum;
-};
 
 // The columns' side: weights are recomputed tile by tile.
 template <class T>
@@ -146,8 +129,10 @@ double common_factor(const T* came, const T* expected, const T* lse, int64_t n) 
 }
 
 template <class T>
-void backward(const Inputs& in, const Tensor& grad_pos_t, const Tensor& grad_lse_t, const Saved& saved, Wanted wanted,
-              StableIValue* results) {
+void backward(const BackwardArguments& a, StableIValue* results) {
+  const Inputs& in = a.in;
+  const Saved& saved = a.saved;
+  const Wanted wanted = a.wanted;
   const Problem<T> p(in);
   const int32_t dtype = torch_dtype<T>();
   const bool has_positive = p.positive.data != nullptr;
@@ -160,16 +145,11 @@ void backward(const Inputs& in, const Tensor& grad_pos_t, const Tensor& grad_lse
   Tensor grad_scale = Tensor::empty({wanted.scale ? p.n : 0}, dtype);
   Tensor grad_bias = Tensor::empty({wanted.bias ? p.m : 0}, dtype);
 
-  for (const auto& [t, name] :
-       {std::pair(&grad_pos_t, "grad_pos"), std::pair(&grad_lse_t, "grad_lse"), std::pair(&saved.lse, "lse")}) {
-    const int64_t length = t == &grad_pos_t && !has_positive ? 0 : p.n;
-    vector_of(*t, length, name);
-    check(t->dtype() == dtype, name, ": expected the dtype of lse");
-  }
-  const T* grad_pos = grad_pos_t.read<T>();
+  check_upstream(a, has_positive);
+  const T* grad_pos = a.grad_pos.read<T>();
   // A row with nothing in its sum passes nothing on, whatever a loss on top sends into it.
   Buffer<T> grad_lse(p.n);
-  const T *given = grad_lse_t.read<T>(), *lse = saved.lse.read<T>();
+  const T *given = a.grad_lse.read<T>(), *lse = saved.lse.read<T>();
   for (int64_t i = 0; i < p.n; ++i) {
     grad_lse[i] = lse[i] == -std::numeric_limits<T>::infinity() ? T(0) : given[i];
   }
@@ -229,33 +209,20 @@ void backward(const Inputs& in, const Tensor& grad_pos_t, const Tensor& grad_lse
 }
 
 void contrast_forward(StableIValue* stack, uint64_t, uint64_t) {
-  const Inputs in{Tensor(stack[0]), Tensor(stack[1]), Tensor(stack[2]), Tensor(stack[3]),
-                  Tensor(stack[4]), Tensor(stack[5]), Tensor(stack[6]), to_double(stack[7])};
-  check(in.query.dim() == 2, "query: expected shape [N, D], got ", in.query);
-  check(in.key.dim() == 2, "key: expected shape [M, D], got ", in.key);
-  const bool row_grad = to_bool(stack[8]);
-  const Expected expected{to_bool(stack[9]), to_bool(stack[10]), to_double(stack[11]),
-                          Tensor(stack[12]), Tensor(stack[13]),  Tensor(stack[14])};
-  if (is_double(in.query) || is_double(in.key) || is_double(in.positive)) {
-    forward<double>(in, row_grad, expected, stack);
+  const ForwardArguments a(stack);
+  if (is_double(a.in.query) || is_double(a.in.key) || is_double(a.in.positive)) {
+    forward<double>(a, stack);
   } else {
-    forward<float>(in, row_grad, expected, stack);
+    forward<float>(a, stack);
   }
 }
 
 void contrast_backward(StableIValue* stack, uint64_t, uint64_t) {
-  const Tensor grad_pos(stack[0]), grad_lse(stack[1]);
-  const Inputs in{Tensor(stack[2]), Tensor(stack[3]), Tensor(stack[4]), Tensor(stack[5]),
-                  Tensor(stack[6]), Tensor(stack[7]), Tensor(stack[8]), to_double(stack[14])};
-  const Saved saved{Tensor(stack[9]), Tensor(stack[10]), Tensor(stack[11]), Tensor(stack[12]), Tensor(stack[13])};
-  check(in.query.dim() == 2, "query: expected shape [N, D], got ", in.query);
-  const Wanted wanted{to_bool(stack[15]), to_bool(stack[16]), to_bool(stack[17]), to_bool(stack[18]),
-                      to_bool(stack[19])};
-  check(in.key.dim() == 2 || !(wanted.key || wanted.bias), "key: expected shape [M, D], got ", in.key);
-  if (is_double(saved.lse)) {
-    backward<double>(in, grad_pos, grad_lse, saved, wanted, stack);
+  const BackwardArguments a(stack);
+  if (is_double(a.saved.lse)) {
+    backward<double>(a, stack);
   } else {
-    backward<float>(in, grad_pos, grad_lse, saved, wanted, stack);
+    backward<float>(a, stack);
   }
 }
 

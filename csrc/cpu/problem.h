@@ -3,11 +3,10 @@
 #pragma once
 #include <limits>
 
-#include "checks.h"
+#include "arguments.h"
 #include "contrast.h"
 #include "cpu/drive.h"
 #include "cpu/isa.h"
-#include "torch_shim.h"
 
 namespace fastcl {
 
@@ -24,11 +23,6 @@ const Kernels<T>& kernels_for(DType rows, DType columns, int64_t products) {
   const Kernels<T>& active = kernels_of<T>(active_isa(), rows, columns);
   return products <= kTiny && isa_is_automatic() && active.any != nullptr ? *active.any : active;
 }
-
-struct Inputs {
-  Tensor query, key, positive, scale, bias, row_id, col_id;
-  double factor;
-};
 
 // A pass and the vectors made for it.
 template <class T>
@@ -143,7 +137,5 @@ template <class T>
 int32_t torch_dtype() {
   return sizeof(T) == 4 ? aoti_torch_dtype_float32() : aoti_torch_dtype_float64();
 }
-
-inline bool is_double(const Tensor& t) { return t.dtype() == aoti_torch_dtype_float64(); }
 
 }  // namespace fastcl

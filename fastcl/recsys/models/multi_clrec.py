@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastcl.normalize import normalized
 from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, newest, pack, prefixes, time_buckets
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.models.base import Model
@@ -31,7 +32,6 @@ from fastcl.recsys.models.multi_clrec_parts import (
 )
 from fastcl.recsys.models.multi_clrec_queues import IntentQueues, infonce
 from fastcl.recsys.options import above, at_least, between, one_of
-from fastcl.rows import normalized
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastcl.normalize import normalized
 from fastcl.recsys.data import PAD, Items
-from fastcl.rows import normalized
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:

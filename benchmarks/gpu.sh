@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# The first thing to run on a machine with an NVIDIA GPU: builds there without network, runs the tests that need the
+# device, checks small cases for wrong and racing accesses, measures, and prints the table last. Under 8 minutes.
+# It has never run on a card: where it was written there was none.
+#
+#     benchmarks/gpu.sh [FOLDER]      # results: gpu.json, gpu.md and logs (default: benchmarks/results)
+#
+# Needs nvcc, compute-sanitizer, and a python3 (or $PYTHON) with a CUDA build of torch >= 2.11, setuptools, ninja,
+# pybind11, pytest and hypothesis. The exit status tells whether all steps went well; measuring is done in any case.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+python=${PYTHON:-python3}
+folder=${1:-benchmarks/results}
+mkdir -p "$folder"
+failed=()
+
+step() { # NAME SECONDS COMMAND...: to the log of that name, its end on the screen
+  local name=$1 seconds=$2 begin=$SECONDS
+  shift 2
+  if timeout "$seconds" "$@" >"$folder/gpu-$name.log" 2>&1; then
+    echo "$name: ok, $((SECONDS - begin)) s"
+  else
+    failed+=("$name")
+    echo "$name: FAILED (status $?), $((SECONDS - begin)) s"
+    tail -n 25 "$folder/gpu-$name.log"
+  fi
+}
+
+nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader || exit 1
+capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1)
+export FASTCL_CUDA=1 FASTCL_CUDA_ARCHS=${capability//./} PYTHONPATH=$PWD
+
+step build 120 "$python" -m pip install --quiet --no-build-isolation --no-deps --no-index --editable .
+step config 20 "$python" -c 'import fastcl; fastcl.show_config(); assert fastcl.config()["cuda"].startswith("compiled")'
+cat "$folder/gpu-config.log"
+
+tests=(tests/test_contrast_cuda.py tests/test_contrast_gpu.py)
+step tests 90 "$python" -m pytest -q -p no:cacheprovider --durations=5 "${tests[@]}"
+tail -n 3 "$folder/gpu-tests.log"
+
+# A few small cases of every kernel: all element types, tails, ids, bias, empty rows, many features.
+small="test_empty_rows or test_more_features or test_mixed_dtypes or test_no_rows or test_tf32"
+for tool in memcheck racecheck; do
+  step "$tool" 45 compute-sanitizer --tool "$tool" --error-exitcode 9 --target-processes all \
+    "$python" -m pytest -q -x -p no:cacheprovider "${tests[0]}" -k "$small"
+done
+
+timeout 150 "$python" -m benchmarks.bench_gpu --seconds 100 --output "$folder/gpu" || failed+=(bench)
+if ((${#failed[@]})); then
+  echo "failed: ${failed[*]}"
+  exit 1
+fi

@@ -1,0 +1,79 @@
+// The arguments of the op `contrast` as torch hands them over, for the host code of every device. Takes them off the
+// stack and checks what all devices need; reads no data.
+#pragma once
+#include "checks.h"
+
+namespace fastcl {
+
+struct Inputs {
+  Tensor query, key, positive, scale, bias, row_id, col_id;
+  double factor;
+};
+
+// What the caller expects a loss to send back into lse, up to one common factor:
+//   weight_i * sigmoid(lse_i - logaddexp(pos_i + shift + row_shift_i, rest_i)),    the derivative of
+//   weight_i * log(exp(pos_i + shift + row_shift_i) + exp(rest_i) + exp(lse_i)) by lse_i
+// With it the keys' gradient may be summed while the weights are at hand. Backward compares it with what does come.
+struct Expected {
+  bool key_grad, bias_grad;
+  double shift;
+  Tensor row_shift, rest, weight;  // [n] or absent
+};
+
+struct ForwardArguments {
+  Inputs in;
+  bool row_grad;
+  Expected expected;
+
+  explicit ForwardArguments(const StableIValue* stack)
+      : in{Tensor(stack[0]), Tensor(stack[1]), Tensor(stack[2]), Tensor(stack[3]),
+           Tensor(stack[4]), Tensor(stack[5]), Tensor(stack[6]), to_double(stack[7])},
+        row_grad(to_bool(stack[8])),
+        expected{to_bool(stack[9]), to_bool(stack[10]), to_double(stack[11]),
+                 Tensor(stack[12]), Tensor(stack[13]),  Tensor(stack[14])} {
+    check(in.query.dim() == 2, "query: expected shape [N, D], got ", in.query);
+    check(in.key.dim() == 2, "key: expected shape [M, D], got ", in.key);
+  }
+};
+
+// What forward left for backward.
+struct Saved {
+  Tensor lse, mean_key, gradient, key_sum, bias_sum;
+};
+
+struct Wanted {
+  bool query, key, positive, scale, bias;
+};
+
+struct BackwardArguments {
+  Tensor grad_pos, grad_lse;
+  Inputs in;
+  Saved saved;
+  Wanted wanted;
+
+  explicit BackwardArguments(const StableIValue* stack)
+      : grad_pos(stack[0]),
+        grad_lse(stack[1]),
+        in{Tensor(stack[2]), Tensor(stack[3]), Tensor(stack[4]), Tensor(stack[5]),
+           Tensor(stack[6]), Tensor(stack[7]), Tensor(stack[8]), to_double(stack[14])},
+        saved{Tensor(stack[9]), Tensor(stack[10]), Tensor(stack[11]), Tensor(stack[12]), Tensor(stack[13])},
+        wanted{to_bool(stack[15]), to_bool(stack[16]), to_bool(stack[17]), to_bool(stack[18]), to_bool(stack[19])} {
+    check(in.query.dim() == 2, "query: expected shape [N, D], got ", in.query);
+    check(in.key.dim() == 2 || !(wanted.key || wanted.bias), "key: expected shape [M, D], got ", in.key);
+  }
+};
+
+inline bool is_double(const Tensor& t) { return t.dtype() == aoti_torch_dtype_float64(); }
+
+// What the gradients that came must look like, in the type of lse.
+inline void check_upstream(const BackwardArguments& a, bool has_positive) {
+  const int64_t n = a.in.query.size(0);
+  const int32_t dtype = a.saved.lse.dtype();
+  for (const auto& [t, name] :
+       {std::pair(&a.grad_pos, "grad_pos"), std::pair(&a.grad_lse, "grad_lse"), std::pair(&a.saved.lse, "lse")}) {
+    vector_of(*t, t == &a.grad_pos && !has_positive ? 0 : n, name);
+    check(t->dtype() == dtype, name, ": expected the dtype of lse");
+  }
+}
+
+}  // namespace fastcl

@@ -1,0 +1,74 @@
+// For more features than a walk takes: what is left to do around the caller's matrix products. Similarities of a chunk
+// of rows lie in memory; these kernels turn them into lse and weights. float32 is the compute type.
+#pragma once
+#include "rows.cuh"
+
+namespace fastcl::cuda {
+
+// In units of log 2; -inf where the column is left out.
+__device__ __forceinline__ float chunk_logit(const Problem& p, float dot, float log2_scale, int64_t row, int64_t j) {
+  if (p.row_id != nullptr && p.row_id[row] == p.col_id[j]) return -kInfinity;
+  return fmaf(dot, log2_scale, p.bias != nullptr ? static_cast<const float*>(p.bias)[j] * kLog2e : 0.f);
+}
+
+// Over the block, on all threads.
+template <class F>
+__device__ __forceinline__ float over_warps(float v, float* scratch, const F& f) {
+  UNROLL for (int lanes = 16; lanes > 0; lanes /= 2) v = f(v, __shfl_xor_sync(kAllLanes, v, lanes));
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
+  __syncthreads();
+  v = scratch[0];
+  UNROLL for (int w = 1; w < kWarps; ++w) v = f(v, scratch[w]);
+  __syncthreads();  // scratch may be used again
+  return v;
+}
+
+// A block for each row.
+__global__ void __launch_bounds__(kThreads) chunk_forward(Problem p, Outputs o, Chunk c) {
+  SHARED_ARRAY(float, scratch, kWarps);
+  const int64_t row = c.begin + blockIdx.x, first = blockIdx.x * p.columns;
+  const float* dots = static_cast<const float*>(c.dots) + first;
+  const float scale = scale_at<float>(p, row), log2_scale = scale * kLog2e;
+  if (o.pos != nullptr && threadIdx.x < 32) {
+    const float dot = warp_dot<float>(p, p.query, p.positive, row);
+    if (threadIdx.x == 0) static_cast<float*>(o.pos)[row] = scale * dot;
+  }
+  float top = -1e30f, sum = 0.f;  // finite: see LogSumExp
+  for (int64_t j = threadIdx.x; j < p.columns; j += kThreads) {
+    const float x = chunk_logit(p, dots[j], log2_scale, row, j), best = fmaxf(top, x);
+    sum = fmaf(sum, exp2_fast(top - best), exp2_fast(x - best));
+    top = best;
+  }
+  const float best = over_warps(top, scratch, [](float a, float b) { return fmaxf(a, b); });
+  sum = over_warps(sum * exp2_fast(top - best), scratch, [](float a, float b) { return a + b; });
+  if (threadIdx.x == 0) static_cast<float*>(o.lse)[row] = (best + log2f(sum)) * kLn2;
+  if (c.weights == nullptr) return;
+  const float share = sum == 0.f ? 0.f : 1.f / sum;
+  for (int64_t j = threadIdx.x; j < p.columns; j += kThreads) {
+    const float x = chunk_logit(p, dots[j], log2_scale, row, j);
+    write(c.weights, c.dtype, first + j, exp2_fast(x - best) * share);
+  }
+}
+
+// A column for each thread, and `rows_per_block` rows one after the other: all of the chunk where the gradient of bias
+// is wanted, so that a column's sum has one owner.
+__global__ void __launch_bounds__(kThreads) chunk_backward(Problem p, Gradients g, Chunk c, int64_t rows_per_block) {
+  const int64_t j = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (j >= p.columns) return;
+  const int64_t begin = blockIdx.y * rows_per_block, end = min(begin + rows_per_block, c.count);
+  float extra = g.bias != nullptr && c.begin != 0 ? static_cast<float*>(g.bias)[j] : 0.f;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t row = c.begin + i, at = i * p.columns + j;
+    const float scale = scale_at<float>(p, row), lse = static_cast<const float*>(g.lse)[row];
+    float weight = 0.f;
+    if (lse != -kInfinity) {
+      const float x = chunk_logit(p, static_cast<const float*>(c.dots)[at], scale * kLog2e, row, j);
+      weight = exp2_fast(fmaf(-lse, kLog2e, x)) * static_cast<const float*>(g.grad_lse)[row];
+    }
+    extra += weight;
+    if (c.weights != nullptr) write(c.weights, c.dtype, at, weight * scale);
+  }
+  if (g.bias != nullptr) static_cast<float*>(g.bias)[j] = extra;
+}
+
+}  // namespace fastcl::cuda

@@ -1,0 +1,104 @@
+// float64, plainly: a block for each row, a column for each thread. For gradient checks and small problems; nothing
+// here is meant to be fast. Any number of features.
+#pragma once
+#include "rows.cuh"
+
+namespace fastcl::cuda {
+
+// Over the block, on all threads; `scratch` is free again after the call.
+template <class F>
+__device__ __forceinline__ double over_block(double v, double* scratch, const F& f) {
+  scratch[threadIdx.x] = v;
+  __syncthreads();
+  double total = scratch[0];
+  for (int t = 1; t < kThreads; ++t) total = f(total, scratch[t]);
+  __syncthreads();
+  return total;
+}
+
+// The logit of query i and key j, -inf where it is left out.
+__device__ __forceinline__ double logit(const Problem& p, double scale, int64_t i, int64_t j) {
+  if (p.row_id != nullptr && p.row_id[i] == p.col_id[j]) return -kInfinity;
+  const double *query = static_cast<const double*>(p.query) + i * p.features,
+               *key = static_cast<const double*>(p.key) + j * p.features;
+  double dot = 0;
+  for (int64_t d = 0; d < p.features; ++d) dot = fma(query[d], key[d], dot);
+  return scale * dot + (p.bias != nullptr ? static_cast<const double*>(p.bias)[j] : 0.0);
+}
+
+// to[d] += sum of weights[t] * rows[t][d] over the rows of a tile; features are spread over threads.
+__device__ __forceinline__ void add_weighted(double* to, const double* weights, const void* matrix, int64_t first,
+                                             int64_t count, int64_t features) {
+  const double* rows = static_cast<const double*>(matrix) + first * features;
+  const int64_t tile = count - first < kThreads ? count - first : kThreads;
+  for (int64_t d = threadIdx.x; d < features; d += kThreads) {
+    double sum = first == 0 ? 0.0 : to[d];
+    for (int64_t t = 0; t < tile; ++t) sum = fma(weights[t], rows[t * features + d], sum);
+    to[d] = sum;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) forward_double(Problem p, Outputs o) {
+  SHARED_ARRAY(double, scratch, kThreads);
+  const int64_t i = blockIdx.x;
+  const double scale = scale_at<double>(p, i);
+  const auto add = [](double a, double b) { return a + b; };
+  const auto most = [](double a, double b) { return a > b ? a : b; };
+  if (o.pos != nullptr) {
+    double dot = 0;
+    for (int64_t d = i * p.features + threadIdx.x; d < (i + 1) * p.features; d += kThreads) {
+      dot += static_cast<const double*>(p.query)[d] * static_cast<const double*>(p.positive)[d];
+    }
+    dot = over_block(dot, scratch, add);
+    if (threadIdx.x == 0) static_cast<double*>(o.pos)[i] = scale * dot;
+  }
+
+  double top = -1e300, sum = 0;  // finite: see LogSumExp
+  for (int64_t j = threadIdx.x; j < p.columns; j += kThreads) {
+    const double x = logit(p, scale, i, j), best = most(x, top);
+    sum = sum * exp(top - best) + exp(x - best);
+    top = best;
+  }
+  const double best = over_block(top, scratch, most);
+  sum = over_block(sum * exp(top - best), scratch, add);
+  const double lse = best + log(sum);
+  if (threadIdx.x == 0) static_cast<double*>(o.lse)[i] = lse;
+  if (o.mean_key == nullptr) return;
+
+  double* mean = static_cast<double*>(o.mean_key) + i * p.features;
+  for (int64_t d = threadIdx.x; p.columns == 0 && d < p.features; d += kThreads) mean[d] = 0;
+  for (int64_t first = 0; first < p.columns; first += kThreads) {
+    const int64_t j = first + threadIdx.x;
+    scratch[threadIdx.x] = j < p.columns && sum != 0 ? exp(logit(p, scale, i, j) - lse) : 0.0;
+    __syncthreads();
+    add_weighted(mean, scratch, p.key, first, p.columns, p.features);
+    __syncthreads();
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) backward_double(Problem p, Gradients g) {
+  SHARED_ARRAY(double, scratch, kThreads);
+  const int64_t j = blockIdx.x;
+  double* grad = static_cast<double*>(g.key) + j * p.features;
+  double extra = 0;
+  for (int64_t d = threadIdx.x; g.key != nullptr && p.rows == 0 && d < p.features; d += kThreads) grad[d] = 0;
+  for (int64_t first = 0; first < p.rows; first += kThreads) {
+    const int64_t i = first + threadIdx.x;
+    double weight = 0;
+    if (i < p.rows && static_cast<const double*>(g.lse)[i] != -kInfinity) {
+      const double scale = scale_at<double>(p, i);
+      weight = exp(logit(p, scale, i, j) - static_cast<const double*>(g.lse)[i]);
+      weight *= static_cast<const double*>(g.grad_lse)[i];
+      extra += weight;
+      weight *= scale;
+    }
+    scratch[threadIdx.x] = weight;
+    __syncthreads();
+    if (g.key != nullptr) add_weighted(grad, scratch, p.query, first, p.rows, p.features);
+    __syncthreads();
+  }
+  extra = over_block(extra, scratch, [](double a, double b) { return a + b; });
+  if (g.bias != nullptr && threadIdx.x == 0) static_cast<double*>(g.bias)[j] = extra;
+}
+
+}  // namespace fastcl::cuda

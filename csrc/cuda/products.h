@@ -1,0 +1,34 @@
+// Matrix products by torch, for features beyond what our kernels hold in registers. On the current stream, no copies but
+// of types; knows no formula.
+#pragma once
+#include "cuda/device.h"
+
+namespace fastcl::cuda {
+
+// `t` in another type; the same tensor where it has it already.
+inline Tensor converted(const Device& device, const Tensor& t, int32_t dtype) {
+  if (t.dtype() == dtype && device.holds(t)) return t.share();
+  Tensor out = t.dim() == 2   ? device.empty({t.size(0), t.size(1)}, dtype)
+               : t.dim() == 1 ? device.empty({t.size(0)}, dtype)
+                              : device.empty({}, dtype);
+  call("aten::copy_", "", out, t, int64_t{1});  // non_blocking
+  return out;
+}
+
+inline Tensor rows(const Tensor& t, int64_t begin, int64_t count) {
+  return call("aten::narrow", "", t, int64_t{0}, begin, count);
+}
+inline Tensor transposed(const Tensor& t) { return call("aten::t", "", t); }
+
+// out = a b, summed at least as exactly as out's type; a and b are of one type.
+inline void multiply(const Device& device, const Tensor& a, const Tensor& b, const Tensor& out) {
+  if (a.dtype() == out.dtype()) {
+    call("aten::mm", "out", a, b, out);
+  } else if (kWideProducts) {
+    call("aten::mm", "dtype_out", a, b, int64_t{out.dtype()}, out);
+  } else {
+    multiply(device, converted(device, a, out.dtype()), converted(device, b, out.dtype()), out);
+  }
+}
+
+}  // namespace fastcl::cuda

@@ -1,0 +1,131 @@
+// Tiles of rows in shared memory: how they get there and how tensor cores read them, as rows (similarities) and as
+// columns (the second product). Rows are 16-byte aligned in global memory and zero beyond their features.
+#pragma once
+#include "element.cuh"
+
+namespace fastcl::cuda {
+
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+
+// The 16-byte chunk is xor-ed with the row, so that eight neighbouring rows lie in eight different bank groups.
+template <int kRowBytes>
+__device__ __forceinline__ int swizzle(int row, int chunk) {
+  return row * kRowBytes + ((chunk ^ (row & 7)) << 4);
+}
+
+// Where a lane reads its row, 32 bytes at a time: piece i + 4 j of 32 bytes lies at at[i] + 128 j, which leaves four
+// numbers to compute and constants to add. `row` and `half` (of the 32 bytes) are the lane's own.
+template <int kRowBytes>
+struct LanePieces {
+  int at[4];
+  __device__ __forceinline__ LanePieces(int row, int half) {
+    UNROLL for (int i = 0; i < 4; ++i) at[i] = swizzle<kRowBytes>(row, 2 * i + half);
+  }
+  __device__ __forceinline__ int operator()(int piece) const { return at[piece & 3] + (piece >> 2) * 128; }
+};
+
+// Starts copying rows [first, first + kRows) of `count`; what lies outside arrives as zero.
+template <int kRowBytes, int kRows>
+__device__ __forceinline__ void load_rows(unsigned char* tile, const void* matrix, int64_t first, int64_t count,
+                                          int row_bytes) {
+  constexpr int kChunks = kRowBytes / 16, kPass = kThreads / kChunks;
+  static_assert(kThreads % kChunks == 0 && kRows % kPass == 0, "a pass covers whole rows");
+  const int chunk = threadIdx.x % kChunks, row = threadIdx.x / kChunks;
+#ifdef FAULT_ROW_TAIL
+  count += 1;
+#endif
+  const int left = chunk * 16 < row_bytes ? static_cast<int>(min(count - first, static_cast<int64_t>(kRows))) - row : 0;
+  const char* from = static_cast<const char*>(matrix) + (first + row) * row_bytes + chunk * 16;
+  const int to = swizzle<kRowBytes>(row, chunk);
+  UNROLL for (int r = 0; r < kRows; r += kPass) {
+#ifdef FAULT_SKIP_CHUNK
+    if (chunk == kChunks - 1) continue;
+#endif
+    // row + r has the bits of row and those of r
+    cp_async16(tile + (to ^ ((r & 7) << 4)) + r * kRowBytes, r < left ? from : matrix, r < left ? 16 : 0);
+    from = opaque(from + kPass * row_bytes);
+  }
+}
+
+// How the lanes of a warp read tiles as operands; made once.
+template <class E, int kRowBytes>
+struct Operands {
+  static constexpr bool kShort = E::kBytes == 2;
+  const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
+  const LanePieces<kRowBytes> left{lane % 16, lane / 16};
+  const LanePieces<kRowBytes> right{lane % 8 + lane / 16 * 8, lane / 8 % 2};
+  const LanePieces<kRowBytes> values{kShort ? lane % 16 : 2 * quad, kShort ? lane / 16 : group / 4};
+
+  // 16 rows of a tile as the left operand, 32 bytes of features from `step` on.
+  __device__ __forceinline__ void rows(uint32_t (&a)[4], const unsigned char* rows, int step) const {
+    ldmatrix_x4(a, rows + left(step));
+  }
+
+  // acc[f] += (rows of fragment f) (rows of tile)^T. ldmatrix moves a 4-byte element as two 16-bit halves, which gives
+  // just the fragments of TF32.
+  template <int kFrag, int kCols, class LeftOf>
+  __device__ __forceinline__ void similarities(float (&acc)[kFrag][kCols][4], const unsigned char* tile,
+                                               const LeftOf& left_of) const {
+    UNROLL for (int s = 0; s < kRowBytes / 32; ++s) {
+      typename E::Left left[kFrag];
+      UNROLL for (int f = 0; f < kFrag; ++f) left[f] = left_of(f, s);
+      UNROLL for (int n = 0; n < kCols; n += 2) {
+        uint32_t b[4];
+        ldmatrix_x4(b, tile + right(s) + n * 8 * kRowBytes);
+#ifdef FAULT_FRAGMENT
+        const typename E::Right first = E::right(b[0], b[1]), second = E::right(b[3], b[2]);
+#else
+        const typename E::Right first = E::right(b[0], b[1]), second = E::right(b[2], b[3]);
+#endif
+        UNROLL for (int f = 0; f < kFrag; ++f) {
+          E::multiply(acc[f][n], left[f], first);
+          E::multiply(acc[f][n + 1], left[f], second);
+        }
+      }
+    }
+  }
+
+  // out[f] += weights[f] (rows of tile): the columns of the tile's matrix are the columns of the operand.
+  template <int kFrag, int kCols, int kOuts>
+  __device__ __forceinline__ void weighted_sums(float (&out)[kFrag][kOuts][4], const float (&weights)[kFrag][kCols][4],
+                                                const unsigned char* tile) const {
+    if constexpr (kShort) {
+      UNROLL for (int s = 0; s < kCols; s += 2) {
+        typename E::Left left[kFrag];
+        UNROLL for (int f = 0; f < kFrag; ++f) left[f] = E::weights(weights[f][s], weights[f][s + 1]);
+        UNROLL for (int n = 0; n < kOuts; n += 2) {
+          uint32_t b[4];
+          ldmatrix_x4_trans(b, tile + values(n / 2) + s * 8 * kRowBytes);
+          const typename E::Right first = E::right(b[0], b[1]), second = E::right(b[2], b[3]);
+          UNROLL for (int f = 0; f < kFrag; ++f) {
+            E::multiply(out[f][n], left[f], first);
+            E::multiply(out[f][n + 1], left[f], second);
+          }
+        }
+      }
+    } else {
+      // A lane has the weights of columns 2q and 2q + 1 of eight, and the product asks for columns q and q + 4. Any
+      // order of the columns will do that is the same on both sides: call 2q the q-th and 2q + 1 the (q + 4)-th.
+      // Reading every other row also meets every bank once.
+      UNROLL for (int s = 0; s < kCols; ++s) {
+        typename E::Left left[kFrag];
+        UNROLL for (int f = 0; f < kFrag; ++f) {
+          const float (&w)[4] = weights[f][s];
+          const uint32_t a[4] = {__float_as_uint(w[0]), __float_as_uint(w[2]), __float_as_uint(w[1]),
+                                 __float_as_uint(w[3])};
+          left[f] = E::left(a);
+        }
+        UNROLL for (int n = 0; n < kOuts; ++n) {
+          const int at = values(n) + group % 4 * 4;  // of the even row; the odd one's chunk differs in the last bit
+          const unsigned char* rows = tile + s * 8 * kRowBytes;
+          const uint32_t b0 = load_shared(rows + at);
+          const uint32_t b1 = load_shared(rows + (at ^ 16) + kRowBytes);
+          const typename E::Right right = E::right(b0, b1);
+          UNROLL for (int f = 0; f < kFrag; ++f) E::multiply(out[f][n], left[f], right);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace fastcl::cuda

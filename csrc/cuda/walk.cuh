@@ -1,0 +1,202 @@
+// One walk over the similarity matrix, which is never stored: tiles of similarities become weights in registers, and
+// the weights may be multiplied with the columns (attention with V = K). Forward and backward are the same walk with
+// another reducer; what the splits leave is put together in finish.cuh.
+//
+// One block: kRows rows against one of gridDim.y runs of column tiles, in 4 warps of 16 * kFrag rows. Two tiles of
+// columns take turns in shared memory: one is copied while the other is multiplied.
+#pragma once
+#include "reducer.cuh"
+
+namespace fastcl::cuda {
+
+template <class E, int kDim, bool kOut>
+struct Tile {
+  static constexpr int kRowBytes = kDim * E::kBytes;
+  // 32 rows a warp halve the reads of the columns. Where sums over features take the registers, 16 must do.
+  static constexpr int kFrag = !E::kSplit && kDim <= (kOut || E::kBytes == 4 ? 64 : 128) ? 2 : 1;
+  static constexpr int kRows = 16 * kFrag * kWarps;
+  static constexpr int kColumns = kDim == 256 || (kOut && (kFrag == 2 || (E::kSplit && kDim == 128))) ? 32 : 64;
+  // Of a multiprocessor; 0 leaves the registers to the compiler, which then does best but for these.
+  static constexpr int kMinBlocks = !kOut && kFrag == 2 ? 2 : 0;
+  // Rows are read from shared memory once, or for every tile where they would take too many registers.
+  static constexpr bool kKeepRows = !E::kSplit && kFrag * kRowBytes <= (kOut ? 256 : 512);
+  template <class R>
+  static constexpr int shared_bytes() {
+    return (kRows + 2 * kColumns) * kRowBytes + 2 * kColumns * static_cast<int>(sizeof(typename R::Column) + 4);
+  }
+};
+
+__device__ __forceinline__ int tag_of_id(int64_t id) { return static_cast<int>(id ^ (id >> 32)); }
+
+template <class E, int kDim, class R, bool kOut>
+__global__ void __launch_bounds__(kThreads, Tile<E, kDim, kOut>::kMinBlocks) walk(WalkArgs p) {
+  using T = Tile<E, kDim, kOut>;
+  using Column = typename R::Column;
+  constexpr int kRowBytes = T::kRowBytes, kFrag = T::kFrag, kColumns = T::kColumns, kCols = kColumns / 8;
+  constexpr int kSteps = kRowBytes / 32;
+  SHARED_CURSOR(shared);
+  unsigned char* row_tile = shared.template take<unsigned char>(T::kRows * kRowBytes);
+  unsigned char* column_tiles = shared.template take<unsigned char>(2 * kColumns * kRowBytes);
+  Column* column_words = shared.template take<Column>(2 * kColumns);
+  int* column_tags = shared.template take<int>(2 * kColumns);
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
+  const int64_t first_row = static_cast<int64_t>(blockIdx.x) * T::kRows;
+  const int tiles = static_cast<int>((p.columns + kColumns - 1) / kColumns);
+  const int begin = blockIdx.y * p.tiles_per_split, end = min(tiles, begin + p.tiles_per_split);
+  const bool ids = p.row_id != nullptr;
+
+  const auto load_tile = [&](int tile) {
+    load_rows<kRowBytes, kColumns>(column_tiles + (tile & 1) * kColumns * kRowBytes, p.column_data,
+                                   static_cast<int64_t>(tile) * kColumns, p.columns, p.row_bytes);
+  };
+  // What a thread knows of one column of a tile: read early, stored when the tile's turn comes.
+  Column word = R::outside();
+  int tag = 0;
+  const auto read_words = [&](int tile) {
+    const int64_t j = static_cast<int64_t>(tile) * kColumns + threadIdx.x;
+#ifdef FAULT_TAIL
+    const bool inside = threadIdx.x < kColumns && j <= p.columns;
+#else
+    const bool inside = threadIdx.x < kColumns && j < p.columns;
+#endif
+    word = inside ? R::column(p, j) : R::outside();
+    tag = inside && ids ? tag_of_id(p.column_id[j]) : 0;
+  };
+  const auto store_words = [&](int tile) {
+    if (threadIdx.x >= kColumns) return;
+    column_words[(tile & 1) * kColumns + threadIdx.x] = word;
+    if (ids) column_tags[(tile & 1) * kColumns + threadIdx.x] = tag;
+  };
+
+  load_rows<kRowBytes, T::kRows>(row_tile, p.row_data, first_row, p.rows, p.row_bytes);
+  if (begin < end) {
+    load_tile(begin);
+    read_words(begin);
+    store_words(begin);
+  }
+  cp_async_commit();
+
+  // Row r of a lane (r = 0 .. 2 kFrag - 1) is half r % 2 of the accumulators of fragment r / 2.
+  const auto row_of = [&](int r) { return first_row + (warp * kFrag + r / 2) * 16 + r % 2 * 8 + group; };
+  R rows[2 * kFrag];
+  int row_tag[2 * kFrag] = {};
+  UNROLL for (int r = 0; r < 2 * kFrag; ++r) {
+    rows[r] = R(p, row_of(r));
+    if (ids && row_of(r) < p.rows) row_tag[r] = tag_of_id(p.row_id[row_of(r)]);
+  }
+  const Operands<E, kRowBytes> operands;
+  uint32_t kept[T::kKeepRows ? kFrag : 1][T::kKeepRows ? kSteps : 1][4];
+  const auto left_of = [&](int f, int s) {
+    if constexpr (T::kKeepRows) {
+      return E::left(kept[f][s]);
+    } else {
+      uint32_t a[4];
+      operands.rows(a, row_tile + (warp * kFrag + f) * 16 * kRowBytes, s);
+      return E::left(a);
+    }
+  };
+  float out[kFrag][kOut ? kDim / 8 : 1][4] = {};
+
+  NO_UNROLL for (int next = begin; next < end; ++next) {
+    const int tile = opaque(next);
+#ifdef FAULT_WAR
+    if (tile + 1 < end) load_tile(tile + 1);  // too early: others may still read that half
+#endif
+#ifndef FAULT_NO_WAIT
+    cp_async_wait<0>();
+#endif
+#if defined(FAULT_DIVERGE)
+    if (warp != 1 || tile != begin) __syncthreads();
+#elif !defined(FAULT_NO_SYNC)
+    __syncthreads();  // this tile has landed for everybody, and everybody is done with the other half
+#endif
+    if (tile + 1 < end) {
+#ifndef FAULT_WAR
+      load_tile(tile + 1);
+#endif
+      read_words(tile + 1);
+    }
+    cp_async_commit();
+    if constexpr (T::kKeepRows) {
+      if (tile == begin) {
+        UNROLL for (int f = 0; f < kFrag; ++f) {
+          UNROLL for (int s = 0; s < kSteps; ++s) {
+            operands.rows(kept[f][s], row_tile + (warp * kFrag + f) * 16 * kRowBytes, s);
+          }
+        }
+      }
+    }
+
+    const unsigned char* columns = column_tiles + (tile & 1) * kColumns * kRowBytes;
+    const Column* words = column_words + (tile & 1) * kColumns + 2 * quad;  // of columns 8 n + c
+    float x[kFrag][kCols][4] = {};
+    operands.similarities(x, columns, left_of);
+    UNROLL for (int n = 0; n < kCols; ++n) {
+      UNROLL for (int c = 0; c < 2; ++c) {
+        const Column w = words[n * 8 + c];
+        UNROLL for (int r = 0; r < 2 * kFrag; ++r) {
+          float& v = x[r / 2][n][r % 2 * 2 + c];
+          v = rows[r].logit(v, w);
+        }
+      }
+    }
+    if (ids) {
+      // Exclusions are rare: first only compare tags, and look at the ids themselves where some are equal.
+      const int* tags = column_tags + (tile & 1) * kColumns + 2 * quad;
+      bool meets = false;
+      UNROLL for (int n = 0; n < kCols; ++n) {
+        UNROLL for (int c = 0; c < 2; ++c) {
+          UNROLL for (int r = 0; r < 2 * kFrag; ++r) meets |= tags[n * 8 + c] == row_tag[r];
+        }
+      }
+      if (meets) {
+        UNROLL for (int n = 0; n < kCols; ++n) {
+          UNROLL for (int c = 0; c < 2; ++c) {
+            const int64_t j = static_cast<int64_t>(tile) * kColumns + n * 8 + 2 * quad + c;
+            UNROLL for (int r = 0; r < 2 * kFrag; ++r) {
+              if (tags[n * 8 + c] == row_tag[r] && j < p.columns && row_of(r) < p.rows &&
+                  p.column_id[j] == p.row_id[row_of(r)]) {
+                x[r / 2][n][r % 2 * 2 + c] = -kInfinity;
+              }
+            }
+          }
+        }
+      }
+    }
+
+    float rescale[2 * kFrag];
+    R::template weigh<kFrag, kCols>(rows, x, words, rescale);
+    if constexpr (kOut) {
+      bool rescales = false;
+      UNROLL for (int r = 0; r < 2 * kFrag; ++r) rescales |= rescale[r] != 1.f;
+      if (__any_sync(kAllLanes, rescales)) {
+        UNROLL for (int r = 0; r < 2 * kFrag; ++r) {
+          UNROLL for (int n = 0; n < kDim / 8; ++n) {
+            UNROLL for (int c = 0; c < 2; ++c) out[r / 2][n][r % 2 * 2 + c] *= rescale[r];
+          }
+        }
+      }
+      operands.weighted_sums(out, x, columns);
+    }
+    if (tile + 1 < end) store_words(tile + 1);
+  }
+
+  UNROLL for (int r = 0; r < 2 * kFrag; ++r) {
+    rows[r].finish();  // of all lanes together, whether their row exists or not
+    if (row_of(r) >= p.rows) continue;
+    const int64_t at = blockIdx.y * p.rows + row_of(r);
+    if (quad == 0) rows[r].write(p, at);
+    if constexpr (kOut) {
+      float* to = p.out + at * p.features;
+      UNROLL for (int n = 0; n < kDim / 8; ++n) {
+        UNROLL for (int c = 0; c < 2; ++c) {
+          const int d = n * 8 + 2 * quad + c;
+          if (d < p.features) to[d] = out[r / 2][n][r % 2 * 2 + c] * rows[r].unit();
+        }
+      }
+    }
+  }
+}
+
+}  // namespace fastcl::cuda

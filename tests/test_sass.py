@@ -1,0 +1,85 @@
+"""The machine code of the CUDA kernels, compiled and read without a GPU: nothing spills, and enough blocks fit.
+
+How the kernels compute is tested in the emulator; benchmarks/sass_report.py tells what their loops cost.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks import sass_report
+from benchmarks.common import RESULTS
+
+# launch.cu plans two blocks for every multiprocessor.
+PLANNED_BLOCKS = 2
+
+
+def check(arch: str, folder: Path) -> None:
+    reason = sass_report.missing() or (None if shutil.which("c++filt") else "c++filt was not found")
+    if reason is not None:
+        pytest.skip(reason)
+    rows = {row["kernel"]: row for row in sass_report.report(arch, folder)}
+    walks = [name for name in rows if name.startswith("walk ")]
+    assert len(walks) >= 24
+    assert {"pack_rows", "finish_forward", "finish_backward<float>"} < rows.keys()
+    spilled = {name: row for name, row in rows.items() if row["local bytes"] or row["local accesses"]}
+    assert spilled == {}
+    assert [name for name in rows if rows[name]["blocks"] < PLANNED_BLOCKS] == []
+    # Tensor cores are what the loops are made of: reading them did work.
+    assert all(rows[name]["mix"]["HMMA"] >= 32 for name in walks)
+
+    reported = json.loads((RESULTS / "sass.json").read_text())
+    known = {row["kernel"]: row for row in reported["rows"] if row["arch"] == arch}
+    assert rows.keys() == known.keys(), "the kernels are others than those reported: run benchmarks.sass_report"
+    if sass_report.compiler() != reported["nvcc"]:
+        return  # its registers are its own
+    fewer = {name: (row["blocks"], known[name]["blocks"]) for name, row in rows.items()
+             if row["blocks"] < known[name]["blocks"]}  # fmt: skip
+    assert fewer == {}, "blocks of a multiprocessor, now and as reported; where intended, run benchmarks.sass_report"
+
+
+def test_nothing_spills_and_blocks_fit(tmp_path: Path) -> None:
+    check("90", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["80", "100"])
+def test_nothing_spills_on_others(arch: str, tmp_path: Path) -> None:
+    check(arch, tmp_path)
+
+
+LOOP = [
+    (0x100, "MOV R1, R2"),
+    (0x110, "HMMA.16816.F32.BF16 R4, R8, R10, R4"),
+    (0x120, "@P0 BRA 0x160"),
+    (0x130, "IADD3 R1, R1, R2, RZ"),
+    (0x140, "IADD3 R1, R1, R2, RZ"),
+    (0x150, "STL [R1], R2"),
+    (0x160, "MUFU.EX2 R1, R1"),
+    (0x170, "@P1 BRA 0x110"),
+    (0x180, "EXIT"),
+]
+
+
+def test_the_loop_and_its_usual_path_are_found() -> None:
+    loop = sass_report.main_loop(LOOP)
+    assert [address for address, _ in loop] == list(range(0x110, 0x180, 0x10))
+    assert sass_report.hot_path(loop) == ["HMMA.16816.F32.BF16", "BRA", "MUFU.EX2", "BRA"]
+    assert sass_report.local_accesses(LOOP) == 1
+
+
+def test_cycles_are_per_64_x_64_logits() -> None:
+    # 64 x 64 logits of 64 bfloat16 features: 32 instructions of 16 x 8 x 16 for each of four warps.
+    spent = sass_report.cycles("walk bfloat16 64 lse", ["HMMA.16816.F32.BF16"] * 32 + ["MUFU.EX2"] * 32)
+    assert spent == {"tensor": 206, "exponential": 256, "shared": 0, "integer": 0, "multiply-add": 0, "issue": 64}
+    # With the sums another product of the same size: the same instructions are half as many logits.
+    assert sass_report.cycles("walk bfloat16 64 forward", ["HMMA.16816.F32.BF16"] * 32)["tensor"] == 413
+
+
+def test_names_and_registers() -> None:
+    name = "void fastcl::cuda::walk<fastcl::cuda::Tf32, 128, fastcl::cuda::LogSumExp<fastcl::cuda::Tf32, true>, true>()"
+    assert sass_report.short(name) == "walk tf32 128 forward"
+    assert sass_report.short("fastcl::cuda::pack_rows(fastcl::cuda::Packing, long)") == "pack_rows"
+    assert [sass_report.blocks_by_registers(n) for n in (64, 128, 129, 168, 255)] == [8, 4, 3, 3, 2]
