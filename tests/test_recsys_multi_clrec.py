@@ -104,13 +104,14 @@ def test_a_category_is_the_mean_of_its_values_or_the_item_itself() -> None:
 # The queues
 
 
-def test_queues_follow_the_rules_of_the_paper() -> None:
+@pytest.mark.parametrize("kept", ["vectors", "ids"])
+def test_queues_follow_the_rules_of_the_paper(kept: str) -> None:
     """The paper's own order, on lists: a batch enters Q0 before its loss, what Q0 drives out enters the queue of its
     intent, what that drives out is gone. Ours pushes after the loss, a batch less in Q0: each loss sees the same.
     """
     rng = np.random.default_rng(0)
     batch, main, secondary, intents = 4, 10, 5, 3
-    queues = IntentQueues(intents, main - batch, secondary, dim=1)
+    queues = IntentQueues(intents, main - batch, secondary, 1, kept)
     q0: deque[int] = deque()
     q: list[deque[int]] = [deque(maxlen=secondary) for _ in range(intents)]
     partial = 0
@@ -129,7 +130,7 @@ def test_queues_follow_the_rules_of_the_paper() -> None:
         keys = torch.tensor(entered, dtype=torch.float32)[:, None]
         queues.push(keys, torch.tensor(entered), route=lambda ids, route=route: torch.from_numpy(route[ids.numpy()]))
         routed = route
-        queues = reloaded(queues, main - batch, secondary)
+        queues = reloaded(queues, main - batch, secondary, kept)
     assert partial > 3
     assert all(len(queue) == secondary for queue in q)
 
@@ -139,14 +140,14 @@ def held(queue: torch.nn.Module) -> list[int]:
     return queue.keys[:, 0].long().tolist()
 
 
-def reloaded(queues: IntentQueues, main: int, secondary: int) -> IntentQueues:
-    again = IntentQueues(len(queues.secondary), main, secondary, dim=1)
+def reloaded(queues: IntentQueues, main: int, secondary: int, kept: str) -> IntentQueues:
+    again = IntentQueues(len(queues.secondary), main, secondary, 1, kept)
     again.load_state_dict(queues.state_dict())
     return again
 
 
 def test_a_batch_larger_than_the_main_queue_reaches_the_others() -> None:
-    queues = IntentQueues(2, main=2, secondary=3, dim=1)
+    queues = IntentQueues(2, main=2, secondary=3, dim=1, kept="vectors")
     queues.push(torch.arange(9.0)[:, None], torch.arange(9), route=lambda ids: ids % 2)
     assert held(queues.main) == [7, 8]
     assert [sorted(held(queue)) for queue in queues.secondary] == [[2, 4, 6], [1, 3, 5]]
@@ -155,7 +156,7 @@ def test_a_batch_larger_than_the_main_queue_reaches_the_others() -> None:
 def filled(counts: list[int], main: int, dim: int = 8) -> IntentQueues:
     """A main queue with `main` entries of 20, and intents' queues with so many of 30; ids of 1..12."""
     rng = torch.Generator().manual_seed(1)
-    queues = IntentQueues(len(counts), 20, 30, dim)
+    queues = IntentQueues(len(counts), 20, 30, dim, "vectors")
     for queue, count in zip([queues.main, *queues.secondary], [main, *counts], strict=True):
         if count:
             keys = F.normalize(torch.randn(count, dim, generator=rng), dim=1)
@@ -174,7 +175,7 @@ def test_grouped_loss_is_equation_13_row_by_row(duplicates: str, counts: list[in
     target = torch.randint(1, 13, (25,), generator=rng)
     ours = [x.clone().requires_grad_() for x in (query, positive)]
     theirs = [x.double().requires_grad_() for x in (query, positive)]
-    loss = infonce(*ours, queues, intent, 0.07, target if duplicates == "exclude" else None)
+    loss = infonce(*ours, queues.ready(torch.empty(0, 8)), intent, 0.07, target if duplicates == "exclude" else None)
     expected = torch.zeros((), dtype=torch.float64)
     for row in range(25):
         q, keys = theirs[0][row], [theirs[1][row]]
@@ -206,12 +207,13 @@ class Largest(TorchDispatchMode):
 
 def test_no_row_has_keys_of_its_own_gathered() -> None:
     n, held_each, dim = 64, 500, 8
-    queues = IntentQueues(4, 20, held_each, dim)
+    queues = IntentQueues(4, 20, held_each, dim, "vectors")
     for queue in queues.secondary:
         queue.push(torch.randn(held_each, dim), torch.ones(held_each, dtype=torch.int64))
     query, positive = (torch.randn(n, dim, requires_grad=True) for _ in range(2))
     with Largest() as seen:
-        infonce(query, positive, queues, torch.arange(n) % 4, 0.07, torch.arange(n)).backward()
+        queued = queues.ready(torch.empty(0, dim))
+        infonce(query, positive, queued, torch.arange(n) % 4, 0.07, torch.arange(n)).backward()
     assert seen.numel <= held_each * dim < n * held_each
 
 
@@ -245,15 +247,16 @@ def test_users_are_encoded_as_the_paper_writes_it() -> None:
             torch.testing.assert_close(z[r, h], z_h, atol=1e-5, rtol=1e-4)
             fits.append(F.cosine_similarity(m, z_h, dim=0) / 0.07)
         torch.testing.assert_close(fit_of[r], torch.stack(fits), atol=1e-4, rtol=1e-4)
-        best = sorted(range(5), key=lambda h: -float(fits[h]))[:3]
+        best = torch.stack(fits).topk(3).indices
         torch.testing.assert_close(encoded[r], F.normalize(z[r, best], dim=1), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("duplicates", ["keep", "exclude"])
-def test_the_loss_is_the_sum_of_its_equations(duplicates: str) -> None:
+@pytest.mark.parametrize(("duplicates", "kept"), [("keep", "ids"), ("exclude", "ids"), ("exclude", "vectors")])
+def test_the_loss_is_the_sum_of_its_equations(duplicates: str, kept: str) -> None:
     weights = {"polarity": 0.5, "separation": 2.0, "balance": 3.0}
     sizes = {"batch": 24, "main": 60, "secondary": 30}
-    model = MultiCLRec(items(), seed=3, duplicates=duplicates, **weights, **sizes, **OPTIONS).eval()
+    options = {"duplicates": duplicates, "negatives_from": kept, **weights, **sizes, **OPTIONS}
+    model = MultiCLRec(items(), seed=3, **options).eval()
     for batch in model.batches(histories(rows=40), np.random.default_rng(0)):
         model.loss(batch)
         model.after_step(batch)
@@ -281,7 +284,11 @@ def test_the_loss_is_the_sum_of_its_equations(duplicates: str) -> None:
         user = F.normalize(z[w.argmax()], dim=0)
         others = [(positive[j], int(batch.target[j])) for j in range(n) if j != row]
         for queue in (model.queues.main, model.queues.secondary[intent]):
-            others += zip(queue.keys, [] if queue.ids is None else queue.ids.tolist(), strict=True)
+            held = [] if queue.ids is None else queue.ids.tolist()
+            vectors = F.normalize(model.item(torch.tensor(held, dtype=torch.int64))[0], dim=1)
+            if kept == "vectors":
+                torch.testing.assert_close(queue.keys, vectors)  # no step was made in between
+            others += zip(vectors, held, strict=True)
         keys = [positive[row], *(key for key, item in others if duplicates == "keep" or item != target)]
         logits = torch.stack(keys) @ user / 0.07
         total["contrast"] -= logits.log_softmax(0)[0].item() / n
@@ -292,6 +299,19 @@ def test_the_loss_is_the_sum_of_its_equations(duplicates: str) -> None:
     for name, value in total.items():
         assert parts[name].item() == pytest.approx(weights.get(name, 1.0) * value, rel=1e-4), name
     assert model.loss(batch).item() == pytest.approx(sum(part.item() for part in parts.values()))
+
+
+@pytest.mark.parametrize("kept", ["ids", "vectors"])
+def test_queued_items_learn_where_they_are_encoded_anew(kept: str) -> None:
+    model = MultiCLRec(items(200), seed=3, batch=8, main=20, secondary=30, negatives_from=kept, **OPTIONS)
+    first, second, *_ = model.batches(histories(rows=12, count=200), np.random.default_rng(0))
+    model.loss(first)
+    model.after_step(first)
+    model.parts(second)["contrast"].backward()
+    queued = set(first.target.tolist()) - set(second.target.tolist()) - set(second.item.tolist())
+    assert queued
+    learned = [bool(model.item.id.weight.grad[item].any()) for item in queued]
+    assert learned == [kept == "ids"] * len(queued)
 
 
 def test_what_the_main_queue_evicts_is_routed_by_the_weights_of_now() -> None:
@@ -331,6 +351,7 @@ def test_a_history_does_not_depend_on_what_comes_after() -> None:
     [
         ({"main": 256}, "main: expected at least 257, got 256"),
         ({"served": 17}, "served: expected at most intents=16, got 17"),
+        ({"negatives_from": "batch"}, "negatives_from: expected one of ids, vectors, got 'batch'"),
         ({"balance": -1.0}, "balance: expected at least 0"),
         ({"duplicates": "drop"}, "duplicates: expected one of keep, exclude, got 'drop'"),
         ({"time_cuts": (5.0, 1.0)}, "time_cuts: expected rising limits"),

@@ -33,6 +33,8 @@ from fastcl.recsys.models.multi_clrec_queues import IntentQueues, infonce
 from fastcl.recsys.options import above, at_least, between, one_of
 from fastcl.rows import normalized
 
+KEPT = ("ids", "vectors")
+
 
 @dataclass(frozen=True)
 class MultiCLRecConfig:
@@ -56,6 +58,7 @@ class MultiCLRecConfig:
     batch: int = 256
     main: int = 1280
     secondary: int = 1280
+    negatives_from: str = "ids"
     temperature: float = 0.07
     polarity: float = 1.0
     separation: float = 1.0
@@ -74,6 +77,7 @@ class MultiCLRecConfig:
             between(0.0, float("inf"), name, getattr(self, name))
         for name in ("temperature", "lr"):
             above(0.0, name, getattr(self, name))
+        one_of(KEPT, "negatives_from", self.negatives_from)
         one_of(DUPLICATES, "duplicates", self.duplicates)
         if self.served > self.intents:
             raise ValueError(f"served: expected at most intents={self.intents}, got {self.served}")
@@ -130,11 +134,11 @@ class MultiCLRec(Model):
         super().__init__(items, config)
         if config.category:
             one_of(items.features, "category", config.category)
-        category = config.category or next(iter(items.features), "")
+        self.category = config.category or next(iter(items.features), "")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             dim, hidden = config.dim, config.hidden
-            self.item = CategoryItems(items, category, dim, hidden)
+            self.item = CategoryItems(items, self.category, dim, hidden)
             self.position = nn.Embedding(config.max_len, dim)
             self.bucket = nn.Embedding(len(config.time_cuts) + 1, dim) if config.time_cuts else None
             self.dropout = nn.Dropout(config.dropout)
@@ -144,7 +148,8 @@ class MultiCLRec(Model):
             self.choice = mlp(dim, hidden, dim)
             initialise(self)
         self.cuts = cuts_in(config.time_unit, config.time_cuts)
-        self.queues = IntentQueues(config.intents, config.main - config.batch, config.secondary, dim)
+        sizes = config.intents, config.main - config.batch, config.secondary
+        self.queues = IntentQueues(*sizes, dim, config.negatives_from)
         self._positives = torch.empty(0, dim)  # of the last loss, on their way into the queue
 
     def forward(self, item: Tensor, category: Tensor, routing: Tensor, bucket: Tensor, clicks: Packed) -> Encoded:
@@ -191,10 +196,11 @@ class MultiCLRec(Model):
         """The weighted terms of the loss, whose sum it is."""
         config = self.config
         # Each distinct item of the batch is encoded once.
-        distinct, place = torch.cat([batch.target, batch.item]).unique(return_inverse=True)
+        everything = torch.cat([batch.target, batch.item, self.queues.again()])
+        distinct, place = everything.unique(return_inverse=True)
         vectors, categories = self.item(distinct)
         log_routed = self._routing(categories)
-        of_target, of_click = place[: len(batch.target)], place[len(batch.target) :]
+        of_target, of_click, of_queued = place.tensor_split((len(batch.target), len(batch.target) + len(batch.item)))
         tables = (vectors, categories, log_routed.exp())
         z, fit = self(*(F.embedding(of_click, table) for table in tables), batch.bucket, batch.clicks)
         user = normalized((straight_through(fit)[:, None] @ z)[:, 0])
@@ -202,13 +208,14 @@ class MultiCLRec(Model):
         self._positives = positive.detach()
         log_routed_target = F.embedding(of_target, log_routed)
         intent = log_routed_target.argmax(1)
+        queued = self.queues.ready(normalized(F.embedding(of_queued, vectors)))
         ids = DUPLICATES[config.duplicates](batch.target)
         cosine = (normalized(z) @ positive[:, :, None])[:, :, 0]
         return {
-            "contrast": infonce(user, positive, self.queues, intent, config.temperature, ids),
+            "contrast": infonce(user, positive, queued, intent, config.temperature, ids),
             "polarity": config.polarity * polarity(log_routed_target),
             "separation": config.separation * separation(cosine, intent, config.temperature),
-            "balance": config.balance * balance(F.embedding(place, log_routed)),
+            "balance": config.balance * balance(F.embedding(torch.cat([of_target, of_click]), log_routed)),
         }
 
     @torch.no_grad()
