@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastcl.recsys import Feature, Histories, Items, MultiCLRec, MultiCLRecConfig, bundled, evaluate, fit
+from fastcl.recsys import (
+    CLRec,
+    Feature,
+    Histories,
+    Items,
+    MultiCLRec,
+    MultiCLRecConfig,
+    bundled,
+    cli,
+    evaluate,
+    fit,
+    intents,
+    nearest,
+    save,
+)
 from fastcl.recsys.batching import prefixes
 from fastcl.recsys.models.multi_clrec_parts import balance, polarity, routing, separation, straight_through
 from fastcl.recsys.models.multi_clrec_queues import IntentQueues, infonce
@@ -95,7 +111,7 @@ def test_a_category_is_the_mean_of_its_values_or_the_item_itself() -> None:
             for name, bag in bags.items():
                 rows = [bag.weight[code] for code in table.features[name].codes[item].tolist() if code]
                 means.append(sum(rows) / len(rows) if rows else torch.zeros(16))
-            g = encoder.mlp[2](torch.tanh(encoder.mlp[0](torch.cat([own, *means]))))
+            g = own + sum(means) + encoder.mlp[2](torch.tanh(encoder.mlp[0](torch.cat([own, *means]))))
             torch.testing.assert_close(encoder(torch.tensor([item]))[0][0], g)
     plain = MultiCLRec(Items(tuple("abc")), seed=1, **OPTIONS).item
     assert torch.equal(plain(torch.tensor([2, 3]))[1], plain.id.weight[2:4])
@@ -238,17 +254,51 @@ def test_users_are_encoded_as_the_paper_writes_it() -> None:
             g.append(vector)
             c.append(category)
         weight = torch.cat(scores).softmax(0)
-        m = model.choice(sum(p_t * g_t for p_t, g_t in zip(weight, g, strict=True)))
+        whole = sum(p_t * g_t for p_t, g_t in zip(weight, g, strict=True))
+        m = whole + model.choice(whole)
         fits = []
         for h in range(5):
             routed = [routing(c_t[None], model.prototype.weight, 0.07)[0, h].exp() for c_t in c]
             pooled = sum(p_ht * p_t * g_t for p_ht, p_t, g_t in zip(routed, weight, g, strict=True))
-            z_h = model.intention(torch.cat([pooled, model.beta.weight[h]]))
+            z_h = pooled + model.intention(torch.cat([pooled, model.beta.weight[h]]))
             torch.testing.assert_close(z[r, h], z_h, atol=1e-5, rtol=1e-4)
             fits.append(F.cosine_similarity(m, z_h, dim=0) / 0.07)
         torch.testing.assert_close(fit_of[r], torch.stack(fits), atol=1e-4, rtol=1e-4)
         best = torch.stack(fits).topk(3).indices
-        torch.testing.assert_close(encoded[r], F.normalize(z[r, best], dim=1), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(encoded[r, :, :-1], F.normalize(z[r, best], dim=1), atol=1e-5, rtol=1e-4)
+        shares = torch.stack(fits).softmax(0)
+        torch.testing.assert_close(encoded[r, :, -1].exp(), shares[best], atol=1e-5, rtol=1e-4)
+
+
+def test_scores_are_the_largest_over_the_served_intents_and_searching_finds_them() -> None:
+    """K intents against a loop, and `nearest` over an exact search of each against the k best of these scores."""
+    model = MultiCLRec(items(200), seed=3, **OPTIONS).eval()
+    data = histories(rows=12, count=200)
+    z, w = model.users(data)
+    g = model.item(torch.arange(1, 201))[0]
+    scores = model.scores(data)
+    served = []
+    for r in range(len(data)):
+        best = w[r].topk(3).indices.tolist()
+        of_each = [F.cosine_similarity(z[r, h][None], g) / 0.07 + w[r].log_softmax(0)[h] for h in best]
+        served.append(torch.stack(of_each))
+        torch.testing.assert_close(scores[r, 1:], served[r].amax(0), atol=1e-4, rtol=1e-4)
+    assert {int(each.argmax(0).bincount().argmax()) for each in served} == {0}  # the best fit, but not it alone
+    assert any(each.argmax(0).any() for each in served)
+
+    table = model.item_vectors()[1:].detach().numpy()
+
+    def search(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        found = queries @ table.T
+        rows = np.argsort(-found, axis=1, kind="stable")[:, :k]
+        return np.take_along_axis(found, rows, axis=1), rows
+
+    queries = model.encode(data).detach().numpy()
+    near, rows = nearest(search, queries, 10)
+    assert any(len(set(search(each, 10)[1].ravel())) < 30 for each in queries)  # some item is found twice
+    expected = scores[:, 1:].topk(10)
+    np.testing.assert_allclose(near, expected.values.detach().numpy(), rtol=1e-4)
+    assert rows.tolist() == expected.indices.tolist()
 
 
 @pytest.mark.parametrize(("duplicates", "kept"), [("keep", "ids"), ("exclude", "ids"), ("exclude", "vectors")])
@@ -365,6 +415,66 @@ def test_bad_settings_are_refused(options: dict, message: str) -> None:
 def test_a_category_that_is_no_feature_is_refused() -> None:
     with pytest.raises(ValueError, match="category: expected one of genre, era, got 'brand'"):
         MultiCLRec(items(), category="brand")
+
+
+# What has become of the intents
+
+
+def test_intents_are_counted_by_hand() -> None:
+    model = MultiCLRec(items(), seed=3, **OPTIONS).eval()
+    data = histories(rows=300)
+    found = intents(model, data, k=4, seen="keep")
+    routed = model.intents(torch.arange(1, 41)).detach().double().numpy()
+    genre = model.items.features["genre"]
+    for row, code in zip(found["categories"], (1, 2, 3), strict=True):
+        having = [item for item in range(1, 41) if code in genre.codes[item]]
+        assert (found["category"], row["category"], row["items"]) == ("genre", genre.values[code - 1], len(having))
+        expected = [np.mean([routed[item - 1, h] for item in having]) for h in range(5)]
+        assert row["intents"] == pytest.approx(expected, rel=1e-4)
+        assert sum(row["intents"]) == pytest.approx(1.0, rel=1e-5)
+    largest = routed.argmax(1)
+    assert found["items"] == [int((largest == h).sum()) for h in range(5)]
+    pi = routed.mean(0)
+    assert found["balance"] == pytest.approx(-sum(p * math.log(p) for p in pi) / math.log(5), rel=1e-4)
+    assert found["polarity"] == pytest.approx(np.mean([row.max() for row in routed]), rel=1e-4)
+    fits = model.users(data).fit.argmax(1)
+    assert found["users"] == pytest.approx([float((fits == h).float().mean()) for h in range(5)])
+    assert found["top_intent"] == max(found["users"]) < 1.0
+    lists = [largest[row - 1] for row in model.scores(data).topk(4).indices.numpy()]
+    assert found["list_share"] == pytest.approx(np.mean([max(np.bincount(row)) / 4 for row in lists]))
+    assert found["list_intents"] == pytest.approx(np.mean([len(set(row)) for row in lists]))
+
+
+def test_intents_of_items_that_are_their_own_categories() -> None:
+    found = intents(
+        MultiCLRec(Items(tuple("abcde")), seed=1, **OPTIONS).eval(), Histories.from_lists([[1], [2, 3]]), k=9
+    )
+    assert (found["category"], found["categories"], sum(found["items"])) == ("", [], 5)
+    with pytest.raises(TypeError, match="model: expected one with intents"):
+        intents(CLRec(items()), histories())
+    with pytest.raises(ValueError, match="histories: expected at least one, got none"):
+        intents(MultiCLRec(items(), **OPTIONS), Histories.from_lists([]))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, features = tmp_path / "log.csv", tmp_path / "items.csv"
+    lines = [f"u{user},i{(user + step) % 12},{step}" for user in range(20) for step in range(6)]
+    log.write_text("\n".join(["user,item,time", *lines]) + "\n")
+    features.write_text("item,aisle\n" + "".join(f"i{n},{'fruit' if n % 2 else 'bread'}\n" for n in range(12)))
+    settings = ["--set", "dim=8", "batch=16", "main=32", "secondary=8", "intents=3", "served=2"]
+    options = ["--item-features", str(features), "--epochs", "2", *settings, "-o", str(tmp_path / "run")]
+    assert cli.main(["train", str(log), "--model", "multi_clrec", *options]) == 0
+    capsys.readouterr()
+    assert cli.main(["intents", str(tmp_path / "run"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["category"] for row in found["categories"]] == ["bread", "fruit"]
+    assert cli.main(["intents", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in shown[2:5]] == [str(items) for items in found["items"]]
+    assert any("fruit" in line for line in shown)
+    assert f"balance      {found['balance']:.3f}" in shown
+    save(CLRec(Items(tuple("abc"))), tmp_path / "other", {"data": {"path": str(log)}})
+    assert cli.main(["intents", str(tmp_path / "other"), "--data", str(log)]) == 2
 
 
 @pytest.mark.parametrize("name", ["purchases", "movies"])
