@@ -1,55 +1,32 @@
-"""Multi-CLRec: the paper's equations click by click, and what its queues hold at every step."""
+"""Multi-CLRec: the paper's equations click by click. Its queues have a file of their own."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from collections import deque
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from test_recsys_models import OPTIONS as SMALL
+from test_recsys_models import histories, items
 
 from fastcl.recsys import (
-    CLRec,
-    Feature,
     Histories,
     Items,
     MultiCLRec,
     MultiCLRecConfig,
     bundled,
-    cli,
     evaluate,
     fit,
-    intents,
     nearest,
-    save,
 )
 from fastcl.recsys.batching import prefixes
 from fastcl.recsys.models.multi_clrec_parts import balance, polarity, routing, separation, straight_through
-from fastcl.recsys.models.multi_clrec_queues import IntentQueues, infonce
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-OPTIONS = {"dim": 16, "max_len": 7, "intents": 5, "served": 3, "hidden": 6}
-
-
-def items(count: int = 40) -> Items:
-    """Genres of which every fourth item has none, and eras."""
-    genres = [["a", "b", "c"][: n % 4] for n in range(count)]
-    table = {"genre": Feature.from_labels(genres), "era": Feature.from_labels([[str(n % 3)] for n in range(count)])}
-    return Items(tuple(f"i{n}" for n in range(count)), None, table)
-
-
-def histories(rows: int = 30, count: int = 40, longest: int = 15) -> Histories:
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(1, longest + 1, rows)
-    lists = [rng.integers(1, count + 1, n).tolist() for n in lengths]
-    return Histories.from_lists(lists, [np.cumsum(rng.integers(0, 10**6, n)).tolist() for n in lengths])
+OPTIONS = SMALL | {"intents": 5, "served": 3, "hidden": 6}
 
 
 # The parts
@@ -115,122 +92,6 @@ def test_a_category_is_the_mean_of_its_values_or_the_item_itself() -> None:
             torch.testing.assert_close(encoder(torch.tensor([item]))[0][0], g)
     plain = MultiCLRec(Items(tuple("abc")), seed=1, **OPTIONS).item
     assert torch.equal(plain(torch.tensor([2, 3]))[1], plain.id.weight[2:4])
-
-
-# The queues
-
-
-@pytest.mark.parametrize("kept", ["vectors", "ids"])
-def test_queues_follow_the_rules_of_the_paper(kept: str) -> None:
-    """The paper's own order, on lists: a batch enters Q0 before its loss, what Q0 drives out enters the queue of its
-    intent, what that drives out is gone. Ours pushes after the loss, a batch less in Q0: each loss sees the same.
-    """
-    rng = np.random.default_rng(0)
-    batch, main, secondary, intents = 4, 10, 5, 3
-    queues = IntentQueues(intents, main - batch, secondary, 1, kept)
-    q0: deque[int] = deque()
-    q: list[deque[int]] = [deque(maxlen=secondary) for _ in range(intents)]
-    partial = 0
-    routed = np.zeros(0, np.int64)
-    for step in range(30):
-        route = rng.integers(0, intents, 1000)  # of each entry; moves with the prototypes, so anew at every step
-        route[: 20 * batch : 2] = 0  # one intent gets most
-        entered = range(step * batch, (step + 1) * batch)
-        q0.extend(entered)
-        while len(q0) > main:
-            entry = q0.popleft()
-            q[routed[entry]].append(entry)
-        assert sorted([*held(queues.main), *entered]) == list(q0)
-        assert [sorted(held(queue)) for queue in queues.secondary] == [sorted(queue) for queue in q]
-        partial += any(0 < len(queue) < secondary for queue in q)
-        keys = torch.tensor(entered, dtype=torch.float32)[:, None]
-        queues.push(keys, torch.tensor(entered), route=lambda ids, route=route: torch.from_numpy(route[ids.numpy()]))
-        routed = route
-        queues = reloaded(queues, main - batch, secondary, kept)
-    assert partial > 3
-    assert all(len(queue) == secondary for queue in q)
-
-
-def held(queue: torch.nn.Module) -> list[int]:
-    assert queue.keys[:, 0].long().tolist() == ([] if queue.ids is None else queue.ids.tolist())
-    return queue.keys[:, 0].long().tolist()
-
-
-def reloaded(queues: IntentQueues, main: int, secondary: int, kept: str) -> IntentQueues:
-    again = IntentQueues(len(queues.secondary), main, secondary, 1, kept)
-    again.load_state_dict(queues.state_dict())
-    return again
-
-
-def test_a_batch_larger_than_the_main_queue_reaches_the_others() -> None:
-    queues = IntentQueues(2, main=2, secondary=3, dim=1, kept="vectors")
-    queues.push(torch.arange(9.0)[:, None], torch.arange(9), route=lambda ids: ids % 2)
-    assert held(queues.main) == [7, 8]
-    assert [sorted(held(queue)) for queue in queues.secondary] == [[2, 4, 6], [1, 3, 5]]
-
-
-def filled(counts: list[int], main: int, dim: int = 8) -> IntentQueues:
-    """A main queue with `main` entries of 20, and intents' queues with so many of 30; ids of 1..12."""
-    rng = torch.Generator().manual_seed(1)
-    queues = IntentQueues(len(counts), 20, 30, dim, "vectors")
-    for queue, count in zip([queues.main, *queues.secondary], [main, *counts], strict=True):
-        if count:
-            keys = F.normalize(torch.randn(count, dim, generator=rng), dim=1)
-            queue.push(keys, torch.randint(1, 13, (count,), generator=rng))
-    return queues
-
-
-@pytest.mark.parametrize("duplicates", ["keep", "exclude"])
-@pytest.mark.parametrize(("counts", "main"), [([30, 0, 7, 1], 20), ([30, 30, 30, 30], 5), ([0, 0, 0, 0], 0)])
-def test_grouped_loss_is_equation_13_row_by_row(duplicates: str, counts: list[int], main: int) -> None:
-    queues = filled(counts, main)
-    rng = torch.Generator().manual_seed(2)
-    query, positive = (F.normalize(torch.randn(25, 8, generator=rng), dim=1) for _ in range(2))
-    intent = torch.randint(0, 4, (25,), generator=rng)
-    intent[intent == 2] = 3  # an intent of no row
-    target = torch.randint(1, 13, (25,), generator=rng)
-    ours = [x.clone().requires_grad_() for x in (query, positive)]
-    theirs = [x.double().requires_grad_() for x in (query, positive)]
-    loss = infonce(*ours, queues.ready(torch.empty(0, 8)), intent, 0.07, target if duplicates == "exclude" else None)
-    expected = torch.zeros((), dtype=torch.float64)
-    for row in range(25):
-        q, keys = theirs[0][row], [theirs[1][row]]
-        keys += [theirs[1][j] for j in range(25) if j != row and (duplicates == "keep" or target[j] != target[row])]
-        for queue in (queues.main, queues.secondary[int(intent[row])]):
-            ids = [] if queue.ids is None else queue.ids.tolist()
-            pairs = zip(queue.keys.double(), ids, strict=True)
-            keys += [key for key, item in pairs if duplicates == "keep" or item != target[row]]
-        logits = torch.stack([q @ key for key in keys]) / 0.07
-        expected = expected - logits.log_softmax(0)[0] / 25
-    torch.testing.assert_close(loss.double(), expected, atol=1e-5, rtol=1e-5)
-    grads = zip(torch.autograd.grad(loss, ours), torch.autograd.grad(expected, theirs), strict=True)
-    for found, truth in grads:
-        torch.testing.assert_close(found.double(), truth, atol=1e-5, rtol=1e-4)
-
-
-class Largest(TorchDispatchMode):
-    """The largest tensor that any operation gives."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
-        for tensor in found if isinstance(found, list | tuple) else [found]:
-            if isinstance(tensor, Tensor):
-                self.numel = max(self.numel, tensor.numel())
-        return found
-
-
-def test_no_row_has_keys_of_its_own_gathered() -> None:
-    n, held_each, dim = 64, 500, 8
-    queues = IntentQueues(4, 20, held_each, dim, "vectors")
-    for queue in queues.secondary:
-        queue.push(torch.randn(held_each, dim), torch.ones(held_each, dtype=torch.int64))
-    query, positive = (torch.randn(n, dim, requires_grad=True) for _ in range(2))
-    with Largest() as seen:
-        queued = queues.ready(torch.empty(0, dim))
-        infonce(query, positive, queued, torch.arange(n) % 4, 0.07, torch.arange(n)).backward()
-    assert seen.numel <= held_each * dim < n * held_each
 
 
 # The model
@@ -415,66 +276,6 @@ def test_bad_settings_are_refused(options: dict, message: str) -> None:
 def test_a_category_that_is_no_feature_is_refused() -> None:
     with pytest.raises(ValueError, match="category: expected one of genre, era, got 'brand'"):
         MultiCLRec(items(), category="brand")
-
-
-# What has become of the intents
-
-
-def test_intents_are_counted_by_hand() -> None:
-    model = MultiCLRec(items(), seed=3, **OPTIONS).eval()
-    data = histories(rows=300)
-    found = intents(model, data, k=4, seen="keep")
-    routed = model.intents(torch.arange(1, 41)).detach().double().numpy()
-    genre = model.items.features["genre"]
-    for row, code in zip(found["categories"], (1, 2, 3), strict=True):
-        having = [item for item in range(1, 41) if code in genre.codes[item]]
-        assert (found["category"], row["category"], row["items"]) == ("genre", genre.values[code - 1], len(having))
-        expected = [np.mean([routed[item - 1, h] for item in having]) for h in range(5)]
-        assert row["intents"] == pytest.approx(expected, rel=1e-4)
-        assert sum(row["intents"]) == pytest.approx(1.0, rel=1e-5)
-    largest = routed.argmax(1)
-    assert found["items"] == [int((largest == h).sum()) for h in range(5)]
-    pi = routed.mean(0)
-    assert found["balance"] == pytest.approx(-sum(p * math.log(p) for p in pi) / math.log(5), rel=1e-4)
-    assert found["polarity"] == pytest.approx(np.mean([row.max() for row in routed]), rel=1e-4)
-    fits = model.users(data).fit.argmax(1)
-    assert found["users"] == pytest.approx([float((fits == h).float().mean()) for h in range(5)])
-    assert found["top_intent"] == max(found["users"]) < 1.0
-    lists = [largest[row - 1] for row in model.scores(data).topk(4).indices.numpy()]
-    assert found["list_share"] == pytest.approx(np.mean([max(np.bincount(row)) / 4 for row in lists]))
-    assert found["list_intents"] == pytest.approx(np.mean([len(set(row)) for row in lists]))
-
-
-def test_intents_of_items_that_are_their_own_categories() -> None:
-    found = intents(
-        MultiCLRec(Items(tuple("abcde")), seed=1, **OPTIONS).eval(), Histories.from_lists([[1], [2, 3]]), k=9
-    )
-    assert (found["category"], found["categories"], sum(found["items"])) == ("", [], 5)
-    with pytest.raises(TypeError, match="model: expected one with intents"):
-        intents(CLRec(items()), histories())
-    with pytest.raises(ValueError, match="histories: expected at least one, got none"):
-        intents(MultiCLRec(items(), **OPTIONS), Histories.from_lists([]))
-
-
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log, features = tmp_path / "log.csv", tmp_path / "items.csv"
-    lines = [f"u{user},i{(user + step) % 12},{step}" for user in range(20) for step in range(6)]
-    log.write_text("\n".join(["user,item,time", *lines]) + "\n")
-    features.write_text("item,aisle\n" + "".join(f"i{n},{'fruit' if n % 2 else 'bread'}\n" for n in range(12)))
-    settings = ["--set", "dim=8", "batch=16", "main=32", "secondary=8", "intents=3", "served=2"]
-    options = ["--item-features", str(features), "--epochs", "2", *settings, "-o", str(tmp_path / "run")]
-    assert cli.main(["train", str(log), "--model", "multi_clrec", *options]) == 0
-    capsys.readouterr()
-    assert cli.main(["intents", str(tmp_path / "run"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [row["category"] for row in found["categories"]] == ["bread", "fruit"]
-    assert cli.main(["intents", str(tmp_path / "run")]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in shown[2:5]] == [str(items) for items in found["items"]]
-    assert any("fruit" in line for line in shown)
-    assert f"balance      {found['balance']:.3f}" in shown
-    save(CLRec(Items(tuple("abc"))), tmp_path / "other", {"data": {"path": str(log)}})
-    assert cli.main(["intents", str(tmp_path / "other"), "--data", str(log)]) == 2
 
 
 @pytest.mark.parametrize("name", ["purchases", "movies"])
