@@ -304,6 +304,23 @@ def test_learned_propensity_is_a_model_of_the_click_before(encoder):
         assert all(id(p) in allowed for name, p in model.named_parameters() if name in learning)
 
 
+def test_learned_propensity_finds_what_is_shown_after_what():
+    """On a ring of 40 items every next click is known: q(y|x) goes from the share to one, the weight to 1/40."""
+    data = Histories.from_lists([[(user + step) % 40 + 1 for step in range(6)] for user in range(40)])
+    model = CLRec(items(), seed=3, objective="ipw", propensity="learned", batch=32, **OPTIONS).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    found = []
+    for epoch in range(15):
+        for batch in model.batches(data, np.random.default_rng(epoch)):
+            optimizer.zero_grad()
+            parts = model.parts(batch)
+            sum(parts.values()).backward()
+            optimizer.step()
+            found.append(parts["propensity"].item())
+    assert found[0] == pytest.approx(np.log(40), abs=1e-4)
+    assert found[-1] < 0.1
+
+
 def test_a_propensity_of_ones_own():
     class Known(torch.nn.Module):
         def forward(self, before, target, log_share):
