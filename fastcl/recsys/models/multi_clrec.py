@@ -33,6 +33,8 @@ from fastcl.recsys.models.multi_clrec_parts import (
 from fastcl.recsys.models.multi_clrec_queues import IntentQueues, infonce
 from fastcl.recsys.options import above, at_least, between, one_of
 
+KEPT = ("ids", "vectors")
+
 
 @dataclass(frozen=True)
 class MultiCLRecConfig:
@@ -56,6 +58,7 @@ class MultiCLRecConfig:
     batch: int = 256
     main: int = 1280
     secondary: int = 1280
+    negatives_from: str = "ids"
     temperature: float = 0.07
     polarity: float = 1.0
     separation: float = 1.0
@@ -74,6 +77,7 @@ class MultiCLRecConfig:
             between(0.0, float("inf"), name, getattr(self, name))
         for name in ("temperature", "lr"):
             above(0.0, name, getattr(self, name))
+        one_of(KEPT, "negatives_from", self.negatives_from)
         one_of(DUPLICATES, "duplicates", self.duplicates)
         if self.served > self.intents:
             raise ValueError(f"served: expected at most intents={self.intents}, got {self.served}")
@@ -101,8 +105,12 @@ class MultiCLRec(Model):
         -log share of the target among main queue and its intent's queue (Eq. 13)  +  polarity * Eq. 10
             + separation * Eq. 11  +  balance * Eq. 12
 
-    all of cosines / temperature. Queues hold encoded items, as CLRec's does. Serving takes the `served` intents that
-    fit best, and an item's score is its largest one with any of them.
+    all of cosines / temperature.
+
+    Serving takes the `served` intents that fit best. An item's score is the largest, over these, of cosine /
+    temperature + log softmax(w)_h: how likely the intent and then the item is. The paper retrieves items for each
+    intent and leaves open how they are merged; cosines alone have no common scale, as an intent that does not fit a
+    user has items close to it too.
 
     Items without a value of the category feature, and all items where there is no feature, are a category each: they
     are routed by their id's embedding.
@@ -118,7 +126,7 @@ class MultiCLRec(Model):
     >>> model = MultiCLRec(Items(ids=("a", "b", "c")), dim=8, intents=4, served=2, seed=0)
     >>> histories = Histories.from_lists([[1, 2], [3]])
     >>> model.encode(histories).shape, model.scores(histories).shape
-    (torch.Size([2, 2, 8]), torch.Size([2, 4]))
+    (torch.Size([2, 2, 9]), torch.Size([2, 4]))
     """
 
     name = "multi_clrec"
@@ -130,11 +138,11 @@ class MultiCLRec(Model):
         super().__init__(items, config)
         if config.category:
             one_of(items.features, "category", config.category)
-        category = config.category or next(iter(items.features), "")
+        self.category = config.category or next(iter(items.features), "")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             dim, hidden = config.dim, config.hidden
-            self.item = CategoryItems(items, category, dim, hidden)
+            self.item = CategoryItems(items, self.category, dim, hidden)
             self.position = nn.Embedding(config.max_len, dim)
             self.bucket = nn.Embedding(len(config.time_cuts) + 1, dim) if config.time_cuts else None
             self.dropout = nn.Dropout(config.dropout)
@@ -144,7 +152,8 @@ class MultiCLRec(Model):
             self.choice = mlp(dim, hidden, dim)
             initialise(self)
         self.cuts = cuts_in(config.time_unit, config.time_cuts)
-        self.queues = IntentQueues(config.intents, config.main - config.batch, config.secondary, dim)
+        sizes = config.intents, config.main - config.batch, config.secondary
+        self.queues = IntentQueues(*sizes, dim, config.negatives_from)
         self._positives = torch.empty(0, dim)  # of the last loss, on their way into the queue
 
     def forward(self, item: Tensor, category: Tensor, routing: Tensor, bucket: Tensor, clicks: Packed) -> Encoded:
@@ -154,9 +163,10 @@ class MultiCLRec(Model):
             about.append(self.bucket(bucket))
         importance = clicks.pad(self.importance(torch.cat(about, -1)), fill=-torch.inf).softmax(1)  # [B, L, 1]
         pooled = (importance * clicks.pad(routing)).transpose(1, 2) @ clicks.pad(self.dropout(item))
-        z = self.intention(torch.cat([pooled, self.beta.weight.expand_as(pooled)], -1))
+        z = pooled + self.intention(torch.cat([pooled, self.beta.weight.expand_as(pooled)], -1))
         # A click's routing sums to one, so the sum over intents is that of the clicks by importance.
-        m = self.choice(pooled.sum(1, keepdim=True))
+        whole = pooled.sum(1, keepdim=True)
+        m = whole + self.choice(whole)
         return Encoded(z, (normalized(m) * normalized(z)).sum(-1) / self.config.temperature)
 
     def users(self, histories: Histories) -> Encoded:
@@ -168,14 +178,18 @@ class MultiCLRec(Model):
         return self(*(F.embedding(place, table) for table in (vectors, categories, routed)), bucket, clicks)
 
     def encode(self, histories: Histories) -> Tensor:
-        """[B, K, D], normalised: the `served` intention vectors that fit each history best, best first."""
+        """[B, K, D+1]: the `served` intention vectors that fit each history best, normalised, best first, and behind
+        each one the log of its intent's share.
+        """
         z, fit = self.users(histories)
-        best = fit.topk(self.config.served, dim=1).indices
-        return normalized(z.gather(1, best[:, :, None].expand(-1, -1, self.config.dim)))
+        share, best = fit.log_softmax(1).topk(self.config.served, dim=1)
+        vectors = normalized(z.gather(1, best[:, :, None].expand(-1, -1, self.config.dim)))
+        return torch.cat([vectors, share[:, :, None].to(vectors)], -1)
 
     def item_vectors(self) -> Tensor:
-        """[I+1, D], normalised encoded items / temperature: a score is cosine / temperature."""
-        return normalized(self.item(torch.arange(len(self.items) + 1, device=self.device))[0]) / self.config.temperature
+        """[I+1, D+1], normalised encoded items / temperature, and a one to which the log share is added."""
+        vectors = normalized(self.item(torch.arange(len(self.items) + 1, device=self.device))[0])
+        return F.pad(vectors / self.config.temperature, (0, 1), value=1.0)
 
     def intents(self, item: Tensor) -> Tensor:
         """float32 [n, H], p_{h|t} of items [n]: how each one's category is shared out among the intents (Eq. 7)."""
@@ -191,10 +205,11 @@ class MultiCLRec(Model):
         """The weighted terms of the loss, whose sum it is."""
         config = self.config
         # Each distinct item of the batch is encoded once.
-        distinct, place = torch.cat([batch.target, batch.item]).unique(return_inverse=True)
+        everything = torch.cat([batch.target, batch.item, self.queues.again()])
+        distinct, place = everything.unique(return_inverse=True)
         vectors, categories = self.item(distinct)
         log_routed = self._routing(categories)
-        of_target, of_click = place[: len(batch.target)], place[len(batch.target) :]
+        of_target, of_click, of_queued = place.tensor_split((len(batch.target), len(batch.target) + len(batch.item)))
         tables = (vectors, categories, log_routed.exp())
         z, fit = self(*(F.embedding(of_click, table) for table in tables), batch.bucket, batch.clicks)
         user = normalized((straight_through(fit)[:, None] @ z)[:, 0])
@@ -202,13 +217,14 @@ class MultiCLRec(Model):
         self._positives = positive.detach()
         log_routed_target = F.embedding(of_target, log_routed)
         intent = log_routed_target.argmax(1)
+        queued = self.queues.ready(normalized(F.embedding(of_queued, vectors)))
         ids = DUPLICATES[config.duplicates](batch.target)
         cosine = (normalized(z) @ positive[:, :, None])[:, :, 0]
         return {
-            "contrast": infonce(user, positive, self.queues, intent, config.temperature, ids),
+            "contrast": infonce(user, positive, queued, intent, config.temperature, ids),
             "polarity": config.polarity * polarity(log_routed_target),
             "separation": config.separation * separation(cosine, intent, config.temperature),
-            "balance": config.balance * balance(F.embedding(place, log_routed)),
+            "balance": config.balance * balance(F.embedding(torch.cat([of_target, of_click]), log_routed)),
         }
 
     @torch.no_grad()
