@@ -23,9 +23,9 @@ import torch
 from benchmarks.common import machine, write_json
 from benchmarks.study import Plan, measure
 from fastcl.recsys import Interactions
+from fastcl.recsys.report import number
 
 HERE = Path(__file__).parent
-COLUMNS = ("recall@20", "recall@40", "ndcg@20", "ndcg@40")
 
 
 def runs(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -46,11 +46,13 @@ def work(manifest: dict[str, Any], results: Path, data: Path, states: Path, only
         print(f"{run['label']}, {run['data']}, seed {run['seed']} ({run['id']})", flush=True)
         split = Interactions.read(data / f"{run['data']}.txt.gz", format="sequence").split()
         plan = None if run["plan"] is None else Plan(**run["plan"])
-        found = measure(run["model"], run["options"] or {}, plan, run["seed"], split, states / run["id"])
+        found = measure(
+            run["model"], run["options"] or {}, plan, run["seed"], split, states / run["id"], manifest["measured by"]
+        )
         facts = {"revision": revision(), "machine": machine()}
         write_json(results, {"runs": [*read(results), run | found | facts]})
         test = found["test"]
-        print("  test:", ", ".join(f"{name} {test[name]:.4f}" for name in COLUMNS), flush=True)
+        print("  test:", ", ".join(f"{name} {test[name]:.4f}" for name in manifest["columns"]), flush=True)
 
 
 def read(results: Path) -> list[dict[str, Any]]:
@@ -68,20 +70,23 @@ def revision() -> str:
 def table(manifest: dict[str, Any], done: list[dict[str, Any]]) -> str:
     """The paper's figures and ours as Markdown: mean (standard deviation) over the seeds that ran, in the test set."""
     found = {run["id"]: run for run in done}
+    columns = manifest["columns"]
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in runs(manifest):
         groups.setdefault((run["data"], run["label"]), []).append(run)
     lines = []
     for data, paper in manifest["paper"].items():
-        best = [max(row[column] for row in paper.values()) for column in range(len(COLUMNS))]
-        head = ["", "seeds", *COLUMNS]
+        best = {name: max((row[name] for row in paper.values() if name in row), default=None) for name in columns}
+        head = ["", "seeds", *columns]
         lines += ["", f"**{data}**", "", f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
-        lines += [f"| paper: {name} | | " + " | ".join(f"{x:.4f}" for x in row) + " |" for name, row in paper.items()]
+        for name, row in paper.items():
+            cells = [number(column, row[column]) if column in row else "" for column in columns]
+            lines.append(f"| paper: {name} | | " + " | ".join(cells) + " |")
         for (where, label), group in groups.items():
             if where != data:
                 continue
             tests = [found[run["id"]]["test"] for run in group if run["id"] in found]
-            cells = [cell([test[column] for test in tests], least) for column, least in zip(COLUMNS, best, strict=True)]
+            cells = [cell(column, [test[column] for test in tests], best[column]) for column in columns]
             ran = str(len(tests)) if len(tests) == len(group) else f"{len(tests)} of {len(group)}"
             lines.append(f"| {label} | {ran} | " + " | ".join(cells) + " |")
     missing = [f"{run['label']}, {run['data']}, seed {run['seed']}" for run in runs(manifest) if run["id"] not in found]
@@ -89,12 +94,12 @@ def table(manifest: dict[str, Any], done: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, *(f"- {name}" for name in missing)]).strip()
 
 
-def cell(values: list[float], least: float) -> str:
+def cell(column: str, values: list[float], least: float | None) -> str:
     if not values:
         return "missing"
     mean = statistics.mean(values)
-    text = f"**{mean:.4f}**" if mean > least else f"{mean:.4f}"
-    return f"{text} ({statistics.stdev(values):.4f})" if len(values) > 1 else text
+    text = number(column, mean) if least is None or mean <= least else f"**{number(column, mean)}**"
+    return f"{text} ({number(column, statistics.stdev(values))})" if len(values) > 1 else text
 
 
 def main() -> None:

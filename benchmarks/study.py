@@ -8,6 +8,7 @@ import math
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,46 +19,56 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from benchmarks.protocols import PROTOCOLS, some
 from fastcl.recsys import checkpoint, report
 from fastcl.recsys.data import Split
 from fastcl.recsys.models import MODELS, ContrastVAE, Model
-from fastcl.recsys.models.contrastvae_rules import CLEAN, Rules
 from fastcl.recsys.options import at_least, one_of
-
-K = (10, 20, 40)
 
 # Learning rate at a share of the planned epochs, relative to the first one.
 SCHEDULES: dict[str, Callable[[float], float]] = {"constant": lambda done: 1.0, "falling": lambda done: 1.0 - done}
 
 
 class Plan(NamedTuple):
-    """epochs: at most. patience: epochs without a better validation result before the run ends. betas: Adam's."""
+    """epochs: at most. patience: epochs without a better validation result before the run ends. betas: Adam's.
+
+    valid: how many of the users validate, drawn once for all runs; 0: all.
+    """
 
     epochs: int
     patience: int
     schedule: str = "falling"
     betas: tuple[float, float] = (0.9, 0.98)
+    valid: int = 0
 
 
 def measure(
-    model_name: str, options: dict[str, Any], plan: Plan | None, seed: int, split: Split, folder: Path
+    model_name: str,
+    options: dict[str, Any],
+    plan: Plan | None,
+    seed: int,
+    split: Split,
+    folder: Path,
+    protocol: str = "ranking",
 ) -> dict[str, Any]:
     """Trains (or goes on with) the run in `folder`, or takes a floor as it is; returns what the results file keeps.
 
     folder: gets state.safetensors after every epoch, and in the end the best weights as a run folder.
+    protocol: of protocols.PROTOCOLS.
     """
     floors = report.floors(split, "mask")
     if model_name in floors:
-        return {"test": CLEAN.evaluate(floors[model_name], split.test, counts=split.counts, k=K)}
+        floor = floors[model_name]
+        return PROTOCOLS[protocol](floor).test(floor, split.test)
     one_of(MODELS, "model", model_name)
     assert plan is not None, "a model needs a plan"
     at_least(1, "epochs", plan.epochs)
     one_of(SCHEDULES, "schedule", plan.schedule)
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     model = MODELS[model_name](split.items, seed=seed, **settings)
-    done = train(model, plan, seed, split, folder / "state.safetensors", _say)
-    rules = _rules(model)
-    done["test"] = rules.evaluate(model, split.test, counts=split.counts, k=K)
+    rules = PROTOCOLS[protocol](model)
+    done = train(model, plan, seed, split, folder / "state.safetensors", partial(_say, rules.watched), protocol)
+    done |= rules.test(model, split.test)
     if isinstance(model, ContrastVAE):
         done["diagnostics"] = model.diagnostics(split.test.history)
     done["peak_rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
@@ -65,17 +76,20 @@ def measure(
     return done
 
 
-def _rules(model: Model) -> Rules:
-    return model.rules if isinstance(model, ContrastVAE) else CLEAN
-
-
 def train(
-    model: Model, plan: Plan, seed: int, split: Split, path: Path, say: Callable[[dict[str, Any]], None]
+    model: Model,
+    plan: Plan,
+    seed: int,
+    split: Split,
+    path: Path,
+    say: Callable[[dict[str, Any]], None],
+    protocol: str = "ranking",
 ) -> dict[str, Any]:
     """Trains from the state in `path`, if there is one, leaves the model with its best weights and returns the log;
     `say` gets it after every epoch, when the state is on disk.
     """
-    rules = _rules(model)
+    rules = PROTOCOLS[protocol](model)
+    cases = some(split.valid, plan.valid)
     rng = np.random.default_rng(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=model.config.lr, betas=plan.betas, fused=True)
     steps = plan.epochs * model.steps(split.train)
@@ -89,10 +103,10 @@ def train(
         while log["epochs"] < plan.epochs and log["epochs"] - log["best_epoch"] < plan.patience:
             started = time.process_time()
             loss = _epoch(model, split, optimizer, schedule, rng)
-            valid = rules.evaluate(model.eval(), split.valid, counts=split.counts, k=K)
+            valid = rules.validate(model.eval(), cases)
             log["epochs"] += 1
             log["cpu_s"] += time.process_time() - started
-            log["curve"].append([round(loss, 4), round(valid["ndcg@20"], 5)])
+            log["curve"].append([round(loss, 4), round(valid[rules.watched], 5)])
             if log["valid"] is None or rules.better(valid, log["valid"]):
                 log["valid"], log["best_epoch"] = valid, log["epochs"]
                 best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -103,9 +117,9 @@ def train(
     return log
 
 
-def _say(log: dict[str, Any]) -> None:
-    loss, ndcg = log["curve"][-1]
-    at = f"loss {loss:.4f}, validation ndcg@20 {ndcg:.4f}, best {max(n for _, n in log['curve']):.4f}"
+def _say(watched: str, log: dict[str, Any]) -> None:
+    loss, value = log["curve"][-1]
+    at = f"loss {loss:.4f}, validation {watched} {value:.4f}, best {max(n for _, n in log['curve']):.4f}"
     print(f"  epoch {log['epochs']}: {at}, {log['cpu_s']:.0f} s of CPU", flush=True)
 
 

@@ -1,0 +1,80 @@
+"""What a study measures: after every epoch on validation, which result is the better one, and once on test.
+
+Protocols only: training is study.py's business, which runs there are and how they are shown quality.py's.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastcl.recsys import Histories, report
+from fastcl.recsys.data import Cases, Scorer
+from fastcl.recsys.measures import measure
+from fastcl.recsys.metrics import evaluate, rank_cases
+from fastcl.recsys.models import ContrastVAE
+from fastcl.recsys.models.contrastvae_rules import CLEAN, Rules
+
+K = (10, 20, 40)
+_OF_DRAWN, _OF_ALL = ("hr", "ndcg", "mrr"), ("recall", "ndcg", "mrr", "diversity", "popularity", "gini")
+
+
+class Protocol(NamedTuple):
+    """better: whether a new validation result beats the kept one. watched: the metric that a run reports as it goes.
+
+    test: metrics, and under other names what is no single number.
+    """
+
+    validate: Callable[[Scorer, Cases], dict[str, float]]
+    better: Callable[[Mapping[str, float], Mapping[str, float]], bool]
+    watched: str
+    test: Callable[[Scorer, Cases], dict[str, Any]]
+
+
+def ranking(scorer: Scorer) -> Protocol:
+    """ContrastVAE's tables: all items ranked, by the rules of the model where it has its own."""
+    rules: Rules = scorer.rules if isinstance(scorer, ContrastVAE) else CLEAN
+
+    def run(scorer: Scorer, cases: Cases) -> dict[str, float]:
+        assert cases.counts is not None, "the cases of a split carry the train clicks"
+        return rules.evaluate(scorer, cases, counts=cases.counts, k=K)
+
+    return Protocol(run, rules.better, "ndcg@20", lambda scorer, cases: {"test": run(scorer, cases)})
+
+
+def debiasing(scorer: Scorer) -> Protocol:
+    """CLRec's tables 8 and 10 and figure 4: 100 negatives drawn by popularity, never of the user's history, the same
+    for every model; beside it all items ranked, what the top tens show and how often.
+    """
+    return Protocol(_both, lambda new, kept: new["pop100 ndcg@10"] > kept["pop100 ndcg@10"], "pop100 ndcg@10", _shown)
+
+
+def _both(scorer: Scorer, cases: Cases) -> dict[str, float]:
+    full = evaluate(scorer, cases, k=(10,), metrics=("recall", "ndcg"))
+    return _drawn(scorer, cases) | {name: full[name] for name in ("recall@10", "ndcg@10")}
+
+
+def _drawn(scorer: Scorer, cases: Cases) -> dict[str, float]:
+    found = evaluate(scorer, cases, k=(1, 5, 10), protocol="pop100", metrics=_OF_DRAWN)
+    return {f"pop100 {name}": value for name, value in found.items() if "@" in name}
+
+
+def _shown(scorer: Scorer, cases: Cases) -> dict[str, Any]:
+    found = rank_cases(scorer, cases, k=(1, 5, 10, 20))
+    assert found.shown is not None, "full ranking keeps what it showed"
+    test = _drawn(scorer, cases) | measure(found, _OF_ALL)
+    test["target diversity"] = float(len(np.unique(cases.target)))
+    shares = report.shown_shares(found.shown[found.k.index(10)], found.counts)
+    return {"test": test, "impressions": [round(share, 5) for share in shares]}
+
+
+PROTOCOLS: dict[str, Callable[[Scorer], Protocol]] = {"ranking": ranking, "debiasing": debiasing}
+
+
+def some(cases: Cases, count: int) -> Cases:
+    """A random part of the cases, the same every time; all of them where there are no more."""
+    if not 0 < count < len(cases):
+        return cases
+    rows = np.sort(np.random.default_rng(0).permutation(len(cases))[:count])
+    history: Histories = cases.history.take(rows)
+    return Cases(cases.user[rows], history, cases.target[rows], cases.counts)
