@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from benchmarks.protocols import PROTOCOLS, some
 from fastcl.recsys import checkpoint, report
-from fastcl.recsys.data import Split
+from fastcl.recsys.data import Histories, Split
 from fastcl.recsys.models import MODELS, ContrastVAE, Model
 from fastcl.recsys.options import at_least, one_of
 
@@ -102,7 +102,7 @@ def train(
             log, best = _restore(path, model, optimizer, schedule, rng)
         while log["epochs"] < plan.epochs and log["epochs"] - log["best_epoch"] < plan.patience:
             started = time.process_time()
-            loss = _epoch(model, split, optimizer, schedule, rng)
+            loss = epoch(model, split.train, optimizer, schedule, rng)
             valid = rules.validate(model.eval(), cases)
             log["epochs"] += 1
             log["cpu_s"] += time.process_time() - started
@@ -123,12 +123,13 @@ def _say(watched: str, log: dict[str, Any]) -> None:
     print(f"  epoch {log['epochs']}: {at}, {log['cpu_s']:.0f} s of CPU", flush=True)
 
 
-def _epoch(
-    model: Model, split: Split, optimizer: torch.optim.Adam, schedule: LambdaLR, rng: np.random.Generator
+def epoch(
+    model: Model, clicks: Histories, optimizer: torch.optim.Adam, schedule: LambdaLR, rng: np.random.Generator
 ) -> float:
+    """One pass over the clicks; returns the mean loss of its steps."""
     model.train()
     total = torch.zeros((), dtype=torch.float64)
-    for batch in model.batches(split.train, rng):
+    for batch in model.batches(clicks, rng):
         loss = model.loss(batch)
         optimizer.zero_grad()
         loss.backward()
@@ -136,7 +137,7 @@ def _epoch(
         schedule.step()
         model.after_step(batch)
         total += loss.detach()
-    mean = float(total / model.steps(split.train))
+    mean = float(total / model.steps(clicks))
     if not math.isfinite(mean):
         raise FloatingPointError(f"loss: expected a finite number, got {mean}")
     return mean

@@ -1,0 +1,272 @@
+"""Which losses find what users like in a log of what they were shown? Trained on a simulated world, held against it.
+
+    python -m benchmarks.bench_debias
+
+Two policies made the log: one that shows everybody the same, by popularity, and one that mostly follows a user's
+intents. Beside what the models learn stands the optimum of their losses, computed from the world. Then the loop: each
+round shows what the model of the rounds before recommends. Writes results/debias.{json,md,png}.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from benchmarks.common import RESULTS, hardware, markdown, numbers, write_json, write_text
+from benchmarks.simulator import Shown, World, divergence, joined, rank_correlation, show, world
+from benchmarks.study import epoch
+from fastcl.recsys import CLRec, pictures
+from fastcl.recsys.checkpoint import write_bytes
+from fastcl.recsys.data import Cases, Histories
+from fastcl.recsys.measures import gini, measure
+from fastcl.recsys.metrics import evaluate, rank_cases, top_k
+from fastcl.recsys.models import Model
+
+POLICIES = {"popularity": 0.0, "intents": 0.8}  # name -> World.policy's share of the intents
+K = 10
+
+
+class Setting(NamedTuple):
+    """The size of the world and of the training: enough clicks that a rare item has some, in a minute a seed."""
+
+    users: int = 1500
+    items: int = 400
+    intents: int = 8
+    clicks: int = 20
+    epochs: int = 12
+    rounds: int = 5
+    clicks_a_round: int = 6
+    explore: float = 0.2  # of a round's impressions, made by the first policy
+    shown: int = 20  # items of a user's list in the loop
+
+
+class Log(NamedTuple):
+    """What a method may see (clicks, and for some the impressions), and what only the world knows."""
+
+    clicks: Histories
+    impressions: np.ndarray  # int64 [I+1]
+    policy: np.ndarray  # [U, I]
+    world: World
+
+
+Method = Callable[[Log, Setting, int], Model]
+
+
+def trained(model: Model, clicks: Histories, epochs: int, seed: int) -> Model:
+    """By Adam with a falling learning rate; no epoch is chosen, since what there is to choose by is biased too."""
+    rng = np.random.default_rng(seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=model.config.lr, betas=(0.9, 0.98), fused=True)
+    steps = epochs * model.steps(clicks)
+    schedule = LambdaLR(optimizer, lambda step: 1.0 - step / steps)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for _ in range(epochs):
+            epoch(model, clicks, optimizer, schedule, rng)
+    return model.eval()
+
+
+def logits(model: Model, clicks: Histories) -> np.ndarray:
+    """float64 [U, I]"""
+    with torch.inference_mode():
+        return model.scores(clicks)[:, 1:].double().numpy()
+
+
+def against_truth(scores: np.ndarray, log: Log) -> dict[str, float]:
+    """How near the scores [U, I] of all users are to what they like, and what their lists of ten are like. Expectations
+    over the world's probabilities, no draws:
+
+    recall: of the click that comes where all items are shown alike. recall, log: of the click that comes under the
+    log's own policy, which is what tests on logged data see. taste: probability of a click on what is shown.
+    popularity: impressions that a shown item had in the log.
+    """
+    truth = log.world.preference()
+    best = np.argpartition(-scores, K, axis=1)[:, :K]
+
+    def mass(weight: np.ndarray) -> float:
+        return float((np.take_along_axis(weight, best, axis=1).sum(1) / weight.sum(1)).mean())
+
+    return {
+        "KL": divergence(truth, scores),
+        "rank corr.": rank_correlation(truth, scores),
+        f"recall@{K}": mass(truth),
+        f"recall@{K}, log": mass(truth * log.policy),
+        "taste": float(np.take_along_axis(truth, best, axis=1).mean()),
+        "diversity": float(len(np.unique(best))),
+        "popularity": float(log.impressions[best + 1].mean()),
+    }
+
+
+def optima(log: Log) -> dict[str, np.ndarray]:
+    """log p(item | user) [U, I] at the optimum of each kind of loss, were the user known in full: theorem 1 of CLRec
+    and what becomes of it when the negatives are clicks (estimated propensities alike), not impressions.
+    """
+    truth = log.world.preference()
+    clicked = np.log(truth * log.policy)
+    shares = [np.log((n[1:] + 0.5) / n.sum()) for n in (np.bincount(log.clicks.item, minlength=len(log.impressions)), log.impressions)]
+    return {
+        "p(click): the truth": np.log(truth),
+        "clicks (both softmaxes)": clicked,
+        "clicks over impressions, known q(y|x) (IPW)": clicked - np.log(log.policy),
+        "clicks over impressions of the item": clicked - shares[1],
+        "clicks over clicks of the item (CLRec)": clicked - shares[0],
+    }
+
+
+def loop(method: Method, log: Log, setting: Setting, seed: int, rng: np.random.Generator) -> list[dict[str, float]]:
+    """The feedback: a model is trained on all clicks so far, its lists make the next round's impressions, a part of
+    which the first policy still makes. One row a round, from the first policy's (round 0) on.
+    """
+    truth = log.world.preference()
+    head = np.argsort(-log.impressions[1:])[: setting.items // 10] + 1  # the tenth of the items that was shown most
+    shown, clicks = log.impressions, len(log.clicks.item)
+    rows = []
+    for number in range(setting.rounds + 1):
+        if number:
+            scores = logits(method(log, setting, seed), log.clicks)
+            listed = np.zeros_like(truth)
+            np.put_along_axis(listed, np.argpartition(-scores, setting.shown, axis=1)[:, : setting.shown], 1.0, axis=1)
+            policy = setting.explore * log.policy + (1 - setting.explore) * listed / setting.shown
+            new = show(policy, truth, setting.clicks_a_round, rng)
+            shown, clicks = new.impressions, len(new.clicks.item)
+            log = log._replace(clicks=joined(log.clicks, new.clicks), impressions=log.impressions + shown)
+        rows.append(
+            {
+                "head's share": float(shown[head].sum() / shown.sum()),
+                "gini": gini(shown, shown),
+                "clicks an impression": float(clicks / shown.sum()),
+            }
+        )
+    return rows
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return f"{mean} ({statistics.stdev(values):.{digits}f})" if len(values) > 1 else mean
+
+
+def clrec(**options: Any) -> Method:
+    def method(log: Log, setting: Setting, seed: int) -> Model:
+        model = CLRec(log.world.items, seed=seed, **SHARED, **options)
+        return trained(model, log.clicks, setting.epochs, seed)
+
+    return method
+
+
+# The same encoder for all of them; the clicks have no times.
+SHARED: dict[str, Any] = {"dim": 32, "heads": 4, "hidden": 32, "max_len": 20, "dropout": 0.1, "time_cuts": ()}
+METHODS: dict[str, Method] = {"CLRec": clrec()}
+LOOPED = ("CLRec",)
+
+
+def run(setting: Setting, seeds: Sequence[int]) -> dict[str, Any]:
+    """measured: one row a policy, method and seed. looped: one row a method, seed and round."""
+    measured: list[dict[str, Any]] = []
+    looped: list[dict[str, Any]] = []
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        made = world(setting.users, setting.items, setting.intents, rng)
+        for name, personal in POLICIES.items():
+            policy = made.policy(personal)
+            clicks, impressions = show(policy, made.preference(), setting.clicks, rng)
+            log = Log(clicks, impressions, policy, made)
+            for label, scores in optima(log).items():
+                row = {"policy": name, "method": f"optimum: {label}", "seed": seed}
+                measured.append(row | against_truth(scores, log))
+            for label, method in METHODS.items():
+                started = time.process_time()
+                found = against_truth(logits(method(log, setting, seed), clicks), log)
+                measured.append({"policy": name, "method": label, "seed": seed} | found)
+                print(f"{name}, {label}, seed {seed}: KL {found['KL']:.3f}, {time.process_time() - started:.0f} s", flush=True)
+            if name == "popularity":
+                for label in LOOPED:
+                    rows = loop(METHODS[label], log, setting, seed, np.random.default_rng((seed, 1)))
+                    looped += [{"method": label, "seed": seed, "round": n} | row for n, row in enumerate(rows)]
+    return {"measured": measured, "looped": looped}
+
+
+def table(measured: Sequence[dict[str, Any]], policy: str) -> str:
+    """Mean (standard deviation) over the seeds; popularity relative to the greatest of the trained methods."""
+    of_policy = [row for row in measured if row["policy"] == policy]
+    labels = list(dict.fromkeys(row["method"] for row in of_policy))
+    greatest = max(row["popularity"] for row in of_policy if not row["method"].startswith("optimum"))
+    digits = {"diversity": 0}
+    rows = []
+    for label in labels:
+        found = [row for row in of_policy if row["method"] == label]
+        cells = {
+            name: spread([row[name] / (greatest if name == "popularity" else 1.0) for row in found], digits.get(name, 3))
+            for name in found[0]
+            if name not in ("policy", "method", "seed")
+        }
+        rows.append({"": label} | cells)
+    return markdown(rows)
+
+
+def loop_table(looped: Sequence[dict[str, Any]]) -> str:
+    rows = []
+    for label in dict.fromkeys(row["method"] for row in looped):
+        for name in ("head's share", "gini", "clicks an impression"):
+            by_round: dict[int, list[float]] = {}
+            for row in looped:
+                if row["method"] == label:
+                    by_round.setdefault(row["round"], []).append(row[name])
+            rows.append({"": label, "of a round": name} | {str(n): spread(v, 3) for n, v in by_round.items()})
+    return markdown(rows)
+
+
+def draw(found: dict[str, Any]) -> bytes:
+    """What is left to the truth by method and policy, and the head's share over the rounds."""
+
+    def mean(policy: str) -> dict[str, float]:
+        rows = [row for row in found["measured"] if row["policy"] == policy]
+        return {m: statistics.mean(row["KL"] for row in rows if row["method"] == m) for m in METHODS}
+
+    def over_rounds(name: str) -> dict[str, list[float]]:
+        return {
+            label: [
+                statistics.mean(row[name] for row in found["looped"] if (row["method"], row["round"]) == (label, n))
+                for n in range(1 + max(row["round"] for row in found["looped"]))
+            ]
+            for label in LOOPED
+        }
+
+    panels = [
+        lambda axes, policy=policy: pictures.bars(axes, mean(policy), f"exposure by {policy}", "KL from the truth, nats")
+        for policy in POLICIES
+    ]
+    for name in ("head's share", "clicks an impression"):
+        panels.append(lambda axes, name=name: pictures.curves(axes, over_rounds(name), "feedback loop", name))
+    return pictures.png(pictures.side_by_side(*panels))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    option = parser.add_argument
+    option("--seeds", type=int, default=3, help="(default: %(default)s)")
+    for name, kind in Setting.__annotations__.items():
+        option(f"--{name.replace('_', '-')}", type=kind, default=Setting._field_defaults[name], help="(default: %(default)s)")
+    option("--output", type=Path, default=RESULTS / "debias", help="without its ending (default: %(default)s)")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    setting = Setting(*(getattr(args, name) for name in Setting._fields))
+    found = run(setting, range(args.seeds))
+    page = [
+        f"Seeds {args.seeds}; {', '.join(f'{name} {value}' for name, value in setting._asdict().items())}.",
+        *(f"**Exposure by {policy}**\n\n{table(found['measured'], policy)}" for policy in POLICIES),
+        f"**Feedback loop, exposure by popularity first**\n\n{loop_table(found['looped'])}",
+    ]
+    text = "\n\n".join(page) + "\n"
+    write_json(args.output.with_suffix(".json"), {"machine": hardware(), "setting": setting._asdict()} | found)
+    write_text(args.output.with_suffix(".md"), text)
+    write_bytes(args.output.with_suffix(".png"), draw(found))
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
