@@ -234,6 +234,7 @@ def ring(loss: Loss, group: Group = None) -> Loss:
         sizes = sizes_of(len(query), query.device, group)
         row_id = own_ids(sizes, query.device, group) if ids is None else ids
         scale = inverse(temperature, query, positive_key)
+
         def lse_at(factor: float) -> Tensor:
             tensor, number = (scale * factor, 1.0) if isinstance(scale, Tensor) else (ops._NONE, scale * factor)
             bias = ops._NONE if log_q is None else -log_q

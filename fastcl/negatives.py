@@ -11,7 +11,9 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class Evicted(NamedTuple):
-    """What a push drove out, oldest first; `ids` and `log_q` are None where the queue holds none."""
+    """Entries of a queue, oldest first: what a push drove out, or a copy of the newest ones. `ids` and `log_q` are None
+    where the queue holds none.
+    """
 
     keys: Tensor  # [E, D]
     ids: Tensor | None  # [E]
@@ -117,6 +119,19 @@ class NegativeQueue(nn.Module):
         self._head = (self._head + len(keys) - through) % self.capacity
         self._size = min(self.capacity, self._size + len(keys))
         return Evicted(evicted[0], evicted[1] if self._has_ids else None, evicted[2] if self._has_log_q else None)
+
+    def newest(self, count: int) -> Evicted:
+        """Copies of the newest `count` entries, of all where there are fewer: losses take them in a queue's place."""
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise TypeError(f"count: expected an int, got {type(count).__name__}")
+        if count < 0:
+            raise ValueError(f"count: expected at least 0, got {count}")
+        count = min(count, self._size)
+        first = (self._head - count) % self.capacity
+        keys, ids, log_q = (
+            torch.cat([buffer[:0], *_ring(buffer, first, count)]) for buffer in (self._keys, self._ids, self._log_q)
+        )
+        return Evicted(keys, ids if self._has_ids else None, log_q if self._has_log_q else None)
 
     def _check(self, keys: Tensor, ids: Tensor | None, log_q: Tensor | None) -> None:
         if not isinstance(keys, Tensor) or not keys.is_floating_point():

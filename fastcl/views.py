@@ -3,7 +3,6 @@
 Each is one call of the op over the set against itself, where ids keep a row from meeting itself; N x N is never stored.
 """
 
-
 import torch
 from torch import Tensor
 

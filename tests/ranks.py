@@ -98,9 +98,7 @@ def _assert_equals_the_big_batch(
             factor = 1.0 / dist.get_world_size(group)
         for a, b in zip(found, wanted, strict=True):
             if b.dim() == 0:
-                torch.testing.assert_close(
-                    _mean_over_ranks(a, group) * factor * dist.get_world_size(group), b, **tol
-                )
+                torch.testing.assert_close(_mean_over_ranks(a, group) * factor * dist.get_world_size(group), b, **tol)
             else:
                 torch.testing.assert_close(a * factor, own(b), **tol)
 

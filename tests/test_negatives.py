@@ -75,6 +75,9 @@ def _assert_equal_to_model(queue: fastcl.NegativeQueue, model: ListQueue) -> Non
     assert len(queue.keys) == len(queue)
     # Numbers grow with every push, so the model's order, oldest first, is also the sorted one.
     _assert_rows(model.entries, queue.keys, queue.ids, queue.log_q, model, ordered=False)
+    for count in range(len(model.entries) + 2):
+        newest = model.entries[max(0, len(model.entries) - count) :]
+        _assert_rows(newest, *queue.newest(count), model, ordered=True)
 
 
 def _push(queue: fastcl.NegativeQueue, model: ListQueue, first: int, size: int, ids: bool, log_q: bool) -> None:
@@ -86,6 +89,18 @@ def _push(queue: fastcl.NegativeQueue, model: ListQueue, first: int, size: int, 
     assert isinstance(evicted, fastcl.Evicted)
     _assert_rows(expected, evicted.keys, evicted.ids, evicted.log_q, model, ordered=True)
     _assert_equal_to_model(queue, model)
+
+
+def test_newest_are_copies_of_a_number_that_makes_sense() -> None:
+    queue = fastcl.NegativeQueue(2, 3)
+    queue.push(_keys([1.0, 2.0]))
+    copied = queue.newest(2).keys
+    queue.push(_keys([3.0, 4.0]))
+    assert torch.equal(copied, _keys([1.0, 2.0]))
+    with pytest.raises(ValueError, match="count: expected at least 0, got -1"):
+        queue.newest(-1)
+    with pytest.raises(TypeError, match="count: expected an int, got float"):
+        queue.newest(1.0)  # type: ignore[arg-type]
 
 
 @given(capacity=st.integers(1, 7), pushes=PUSHES)

@@ -149,9 +149,7 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert fastcl.config()["isa"] in capsys.readouterr().out
 
 
-def test_demo_end_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_demo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     # The real demo on the real ratings, with models small enough for a test.
     plan = ("mask", {"sasrec": (1, {"dim": 8, "max_len": 5}), "clrec": (1, {"dim": 8, "max_len": 5, "batch": 1024})})
     monkeypatch.setitem(demo.PLANS, "movies", plan)

@@ -1,19 +1,18 @@
-"""The models' parts against plain loops: batching, encoders, losses of SASRec and CLRec."""
+"""The models' parts against plain loops: batching, encoders, SASRec's losses (CLRec's are elsewhere)."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-import fastcl
-from fastcl import reference
 from fastcl.recsys import CLRec, CLRecConfig, Feature, Histories, Items, SASRec, SASRecConfig
-from fastcl.recsys.batching import newest, pack, prefixes
+from fastcl.recsys.batching import newest, pack
 from fastcl.recsys.layers import POSITIONS
 
-MODELS = [SASRec, CLRec]
+MODELS = [SASRec, CLRec, functools.partial(CLRec, encoder="sasrec", heads=2)]
 OPTIONS = {"dim": 16, "max_len": 7}
 
 
@@ -107,6 +106,8 @@ def test_every_parameter_learns(model_class):
         (SASRecConfig, {"dropout": 1.0}, "dropout: expected at least 0 and below 1, got 1.0"),
         (SASRecConfig, {"blocks": 0}, "blocks: expected at least 1, got 0"),
         (CLRecConfig, {"negatives": 256}, "negatives: expected at least 257, got 256"),
+        (CLRecConfig, {"encoder": "gru"}, "encoder: expected one of pooling, sasrec, got 'gru'"),
+        (CLRecConfig, {"encoder": "sasrec", "dim": 10}, "dim: expected a multiple of heads=4, got 10"),
         (CLRecConfig, {"temperature": 0.0}, "temperature: expected a finite number above 0, got 0.0"),
         (CLRecConfig, {"duplicates": "drop"}, "duplicates: expected one of keep, exclude, got 'drop'"),
         (CLRecConfig, {"time_cuts": (5.0, 1.0)}, "time_cuts: expected rising limits"),
@@ -215,118 +216,3 @@ def test_sasrec_bce_takes_one_unclicked_item_a_position():
         here = batch.clicks.row == row
         user = next(u for u in clicked if set(batch.item[here].tolist()) | set(batch.target[here].tolist()) <= u)
         assert not user & set(batch.negative[here].tolist())
-
-
-# CLRec
-
-
-def test_clrec_encodes_users_as_the_paper_writes_it():
-    """Appendix B.1.2 and B.2, click by click: MultiAtt, normalised heads, WHA, normalised user."""
-    model = CLRec(items(), seed=3, heads=3, hidden=5, **OPTIONS).eval()
-    data = histories(rows=8, longest=7)
-    found = model.encode(data)
-    mlp, a, cuts = model.attention.mlp, model.aggregate.a, model.config.time_cuts
-    for r in range(len(data)):
-        begin, end = data.offsets[r], data.offsets[r + 1]
-        x = []
-        for p in range(begin, end):
-            gap = data.time[end - 1] - data.time[p]
-            bucket = sum(gap >= cut for cut in cuts)
-            item = model.item(torch.tensor([data.item[p]]))[0]
-            x.append(item + model.position.weight[p - begin] + model.bucket.weight[bucket])
-        x = torch.stack(x)
-        scores = mlp[2](torch.tanh(mlp[0](x)))
-        z = []
-        for head in range(3):
-            weight = scores[:, head].exp() / scores[:, head].exp().sum()
-            pooled = sum(w * click for w, click in zip(weight, x, strict=True))
-            z.append(pooled / pooled.norm())
-        m = sum(z) / 3
-        e = torch.stack([(h @ a @ m).exp() for h in z])
-        user = sum(weight * h for weight, h in zip(e / e.sum(), z, strict=True))
-        torch.testing.assert_close(found[r], user / user.norm(), atol=1e-5, rtol=1e-5)
-
-
-def test_clrec_item_is_id_plus_concatenated_feature_means():
-    table = items()
-    model = CLRec(table, seed=3, dim=17, max_len=7)
-    genre, era = model.item.features
-    assert (genre.embedding_dim, era.embedding_dim) == (9, 8)
-    found = model.item(torch.tensor([1, 2, 4]))
-    for row, item in enumerate((1, 2, 4)):
-        codes = [code for code in table.features["genre"].codes[item] if code]
-        mean = sum(genre.weight[code] for code in codes) / len(codes) if codes else torch.zeros(9)
-        era_row = era.weight[table.features["era"].codes[item, 0]]
-        torch.testing.assert_close(found[row], model.item.id.weight[item] + torch.cat([mean, era_row]))
-    plain = CLRec(items(features=False), seed=3, **OPTIONS)
-    assert torch.equal(plain.item(torch.tensor([5])), plain.item.id.weight[5:6])
-    with pytest.raises(ValueError, match=r"dim: expected at least the number of item features \(2\), got 1"):
-        CLRec(table, dim=1)
-
-
-def test_clrec_positions_count_from_the_earliest_click():
-    model = CLRec(items(), seed=3, **OPTIONS)
-    clicks, _, _ = model._clicks(histories(), newest(Histories.from_lists([[1, 2, 3], [4]]), 7))
-    assert clicks.position.tolist() == [0, 1, 2, 0]
-
-
-def test_clrec_time_buckets_reach_up_to_the_newest_click():
-    model = CLRec(items(), seed=3, time_cuts=(60.0, 3600.0), **OPTIONS)
-    data = Histories.from_lists([[1, 2, 3, 4], [5, 6]], [[0, 3541, 3600, 3600], [7, 67]])
-    _, _, bucket = model._clicks(data, newest(data, 7))
-    assert bucket.tolist() == [2, 0, 0, 0, 1, 0]
-    # In training too, where the target's own time is later: the gap ends at the newest click of the history.
-    spans = prefixes(data, 7)
-    clicks, _, bucket = model._clicks(data, spans)
-    assert [bucket[clicks.row == r].tolist() for r in range(4)] == [[0], [1, 0], [2, 0, 0], [0]]
-    assert CLRec(items(), time_cuts=(), **OPTIONS).bucket is None
-
-
-def test_clrec_history_does_not_depend_on_what_comes_after():
-    model = CLRec(items(), seed=3, **OPTIONS).eval()
-    one = Histories.from_lists([[1, 2, 3, 4]], [[0, 100, 5000, 9000]])
-    two = Histories.from_lists([[1, 2, 9, 9]], [[0, 100, 10**7, 10**8]])
-    users = []
-    for data in (one, two):
-        clicks, item, bucket = model._clicks(data, prefixes(data, 7))
-        users.append(model(item, model.item(torch.arange(41)), bucket, clicks))
-    assert torch.equal(users[0][:2], users[1][:2])
-    assert not torch.equal(users[0][2], users[1][2])
-
-
-@pytest.mark.parametrize("duplicates", ["keep", "exclude"])
-def test_clrec_loss_is_infonce_over_batch_and_queue(duplicates):
-    model = CLRec(items(), seed=3, batch=32, negatives=96, duplicates=duplicates, **OPTIONS).eval()
-    data = histories(rows=40)
-    first, second, *_ = model.batches(data, np.random.default_rng(0))
-    model.loss(first)
-    assert len(model.queue) == 0
-    model.after_step(first)
-    vectors = F.normalize(model.item(first.target), dim=-1)
-    torch.testing.assert_close(model.queue.keys, vectors)
-    assert torch.equal(model.queue.ids, first.target)
-    torch.testing.assert_close(model.queue.keys.norm(dim=1), torch.ones(32))
-
-    clicks, target = second.clicks, second.target
-    assert set(target.tolist()) & set(first.target.tolist())
-    user = model(second.item, model.item(torch.arange(41)), second.bucket, clicks)
-    ids = target if duplicates == "exclude" else None
-    options = {"temperature": 0.07, "in_batch": True, "queue": model.queue, "ids": ids}
-    expected = reference.infonce(user, model.item(target), **options)
-    torch.testing.assert_close(model.loss(second), expected)
-    wrong = reference.infonce(user, model.item(target), **options | {"ids": None if ids is not None else target})
-    assert abs(wrong - expected) > 1e-3
-
-
-def test_clrec_queue_and_batch_make_up_the_negatives():
-    model = CLRec(items())
-    assert isinstance(model.queue, fastcl.NegativeQueue)
-    assert (model.queue.capacity, model.config.batch, model.config.negatives) == (2304, 256, 2560)
-    assert dataclasses.asdict(model.config)["temperature"] == 0.07
-
-
-def test_clrec_scores_are_cosines_over_temperature():
-    model = CLRec(items(), seed=3, **OPTIONS).eval()
-    data = histories()
-    expected = F.cosine_similarity(model.encode(data)[:, None], model.item(torch.arange(41)), dim=-1) / 0.07
-    torch.testing.assert_close(model.scores(data)[:, 1:], expected[:, 1:])

@@ -77,6 +77,7 @@ def runs(tmp_path_factory):
         (SASRec, {"loss": "bce", "batch": 10, "dropout": 0.0}, 200),
         (CLRec, {"batch": 32, "negatives": 64}, 120),
         (CLRec, {"batch": 32, "negatives": 64, "duplicates": "exclude"}, 120),
+        (CLRec, {"encoder": "sasrec", "batch": 10, "negatives": 64, "dropout": 0.0}, 60),
     ],
 )
 def test_fifty_users_are_learned_by_heart(model_class, options, epochs):

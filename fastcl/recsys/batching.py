@@ -5,7 +5,7 @@ Pure bookkeeping over integer arrays, vectorised throughout; what the rows mean 
 randomness enters here except through the generator that is passed in.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -77,6 +77,16 @@ def newest(histories: Histories, length: int) -> Spans:
     return Spans(np.maximum(histories.offsets[:-1], stop - length), stop, np.arange(len(histories)))
 
 
+def time_buckets(histories: Histories, spans: Spans, clicks: Packed, cuts: Sequence[float]) -> np.ndarray:
+    """int64 [n], how many of the rising `cuts` lie within the time from a click up to the newest one of its span; 0
+    where there are no times, so that all clicks count as one moment.
+    """
+    if histories.time is None:
+        return np.zeros(len(clicks.source), np.int64)
+    latest = np.repeat(histories.time[spans.stop - 1], spans.stop - spans.start)
+    return np.searchsorted(cuts, latest - histories.time[clicks.source], side="right")
+
+
 def windows(histories: Histories, length: int) -> Spans:
     """Every history cut from its end into spans of at most length + 1 clicks that share one click with their neighbour.
 
@@ -100,9 +110,7 @@ def prefixes(histories: Histories, length: int) -> Spans:
     return Spans(np.maximum(first, stop - length)[later], stop[later], row[later])
 
 
-def bucketed(
-    spans: Spans, batch: int, rng: np.random.Generator, share: tuple[int, int] = (0, 1)
-) -> Iterator[Spans]:
+def bucketed(spans: Spans, batch: int, rng: np.random.Generator, share: tuple[int, int] = (0, 1)) -> Iterator[Spans]:
     """All spans once, in random batches of about equal lengths, in random order.
 
     share: (r, of n) leaves the r-th of n parts in each batch, of equal size up to one span and of about equal lengths;

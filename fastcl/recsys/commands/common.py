@@ -103,12 +103,12 @@ def _options(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def cutoffs(option: str, text: str) -> tuple[int, ...]:
-    """"10,50" -> (10, 50)."""
+    """ "10,50" -> (10, 50)."""
     return whole_numbers(option, text, low=1)
 
 
 def whole_numbers(option: str, text: str, low: int) -> tuple[int, ...]:
-    """"1,2,3" -> (1, 2, 3), none below `low`."""
+    """ "1,2,3" -> (1, 2, 3), none below `low`."""
     try:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError:

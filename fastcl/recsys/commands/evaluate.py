@@ -38,7 +38,7 @@ def add_metric_options(parser: Any) -> None:
 
 
 def named_metrics(text: str | None, protocol: str) -> tuple[str, ...]:
-    """"recall,mrr" -> ("recall", "mrr"), checked; the protocol's default for None."""
+    """ "recall,mrr" -> ("recall", "mrr"), checked; the protocol's default for None."""
     names = None if text is None else tuple(part.strip() for part in text.split(","))
     return tuple(metric_names(names, protocol, vectors=True))
 

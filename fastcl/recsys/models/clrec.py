@@ -1,8 +1,8 @@
 """CLRec (Zhou et al. 2021, "Contrastive Learning for Debiased Candidate Generation in Large-Scale Recommender
 Systems"), single queue.
 
-The model only, after the paper's Appendix B: item encoder, user encoder, loss, batches. Data, metrics and the
-training loop live in their own files, the queue in `fastcl.NegativeQueue`.
+The model only, after the paper's Appendix B: config, loss, batches. Its encoders are a table in clrec_encoders.py, its
+queue is `fastcl.NegativeQueue`; data, metrics and the training loop live in their own files.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fastcl
-from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, newest, pack, prefixes
-from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.layers import MultiAtt, WeightedHeads
+from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, newest, pack, time_buckets
+from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.models.base import Model
+from fastcl.recsys.models.clrec_encoders import ENCODERS, ItemEncoder
 from fastcl.recsys.options import above, at_least, between, one_of
 
 # What to do with other clicks of the same item among the negatives: the ids passed to the loss decide.
@@ -32,17 +32,25 @@ _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 
 @dataclass(frozen=True)
 class CLRecConfig:
-    """`batch` counts (history, next click) pairs, `negatives` the in-batch and queued ones together.
+    """`negatives` are the newest clicks, those of the batch among them: the queue fills up what a batch has too few.
 
-    max_len: 20, as in the paper's production code. hidden: width of the attention MLP. duplicates: "keep" leaves
-        further clicks of the positive in the sum, as the paper and its Theorem 1 have it, "exclude" leaves them out.
-        time_cuts: rising limits of the time buckets, in the data's unit (here seconds, a minute to four years); empty
-        for data without times.
+    encoder: "pooling", the paper's, or "sasrec", the Transformer of its public tables (max_len 50 and duplicates of
+        its own in the paper's code).
+    batch: spans a batch. With "pooling" a span is a (history, next click) pair; with "sasrec" it is a window of at most
+        max_len clicks, each of which predicts the next one.
+    max_len: 20, as in the paper's production code. heads: with "sasrec" dim must be a multiple of it. hidden: width of
+        the attention MLP ("pooling"). blocks: depth ("sasrec").
+    duplicates: "keep" leaves further clicks of the positive's item in the sum, as the paper and its Theorem 1 have it,
+        and only the clicks of the same window out of it; "exclude" leaves out the clicks of the positive's item.
+    time_cuts: rising limits of the time buckets ("pooling"), in the data's unit (here seconds, a minute to four years);
+        empty for data without times.
     """
 
+    encoder: str = "pooling"
     dim: int = 64
     heads: int = 4
     hidden: int = 64
+    blocks: int = 2
     max_len: int = 20
     dropout: float = 0.2
     batch: int = 256
@@ -57,32 +65,35 @@ class CLRecConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("dim", "heads", "hidden", "max_len", "batch"):
+        for name in ("dim", "heads", "hidden", "blocks", "max_len", "batch"):
             at_least(1, name, getattr(self, name))
         at_least(self.batch + 1, "negatives", self.negatives)
         between(0.0, 1.0, "dropout", self.dropout)
         for name in ("temperature", "lr"):
             above(0.0, name, getattr(self, name))
+        one_of(ENCODERS, "encoder", self.encoder)
         one_of(DUPLICATES, "duplicates", self.duplicates)
         if list(self.time_cuts) != sorted(set(self.time_cuts)):
             raise ValueError(f"time_cuts: expected rising limits, got {self.time_cuts}")
+        ENCODERS[self.encoder].check(self)
 
 
 class Batch(NamedTuple):
     clicks: Packed
     item: Tensor  # int64 [n]
     bucket: Tensor  # int64 [n]
-    target: Tensor  # int64 [B], the click after each history
+    target: Tensor  # int64 [N], the click after each history, or with "sasrec" after each click
 
 
 class CLRec(Model):
-    """Multi-head pooling of a click history, scored against encoded items by cosine / temperature.
+    """A user encoder over a click history, scored against encoded items by cosine / temperature.
 
-    An item is its id embedding plus the concatenation of its features' embeddings (means over several values). A past
-    click adds its time bucket (of the time up to the history's newest click, so nothing of the target is known) and
-    its backward position (the earliest click at zero). Negatives are the batch's other positives and the queue of
-    earlier ones (the paper's variant c, which caches vectors), so they appear as often as they are clicked. No log q
-    correction: the optimum is preference over exposure.
+    An item is its id embedding plus the concatenation of its features' embeddings (means over several values). A user
+    is several weighted sums of the past clicks, themselves summed by weight, or the last state of a Transformer. In the
+    first, a click adds its time bucket (of the time up to the history's newest click, so nothing of the target is
+    known) and its backward position (the earliest click at zero). Negatives are the batch's other positives and the
+    queue of earlier ones (the paper's variant c, which caches vectors), so they appear as often as they are clicked. No
+    log q correction: the optimum is preference over exposure.
 
     Args:
         items: the item table with its features; the ids outside belong to it.
@@ -104,33 +115,26 @@ class CLRec(Model):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.item = ItemEncoder(items, config.dim)
-            self.position = nn.Embedding(config.max_len, config.dim)
-            self.bucket = nn.Embedding(len(config.time_cuts) + 1, config.dim) if config.time_cuts else None
-            self.dropout = nn.Dropout(config.dropout)
-            self.attention = MultiAtt(config.dim, config.hidden, config.heads)
-            self.aggregate = WeightedHeads(config.dim)
-            for name, parameter in self.named_parameters():
+            self.user = ENCODERS[config.encoder](config)
+            for module in self.modules():
                 # Normal everywhere (appendix B.2), so that normalised vectors start evenly spread over the sphere.
-                if name.endswith("bias"):
-                    nn.init.zeros_(parameter)
-                else:
-                    nn.init.normal_(parameter, std=config.dim**-0.5)
+                for name, parameter in module.named_parameters(recurse=False):
+                    if name.endswith("bias"):
+                        nn.init.zeros_(parameter)
+                    elif not isinstance(module, nn.LayerNorm):
+                        nn.init.normal_(parameter, std=config.dim**-0.5)
         self.queue = fastcl.NegativeQueue(config.negatives - config.batch, config.dim)
         self._positives = torch.empty(0, config.dim)  # of the last loss, on their way into the queue
 
     def forward(self, item: Tensor, table: Tensor, bucket: Tensor, clicks: Packed) -> Tensor:
-        """Rows item [n] of encoded items table [U, D], with their buckets [n], to normalised users [B, D]."""
-        x = F.embedding(item, table) + self.position(clicks.position)
-        if self.bucket is not None:
-            x = x + self.bucket(bucket)
-        heads = F.normalize(self.attention(self.dropout(x), clicks), dim=-1)
-        return F.normalize(self.aggregate(heads), dim=-1)
+        """Rows item [n] of encoded items table [U, D], with their buckets [n], to normalised users [N, D]."""
+        return F.normalize(self.user(F.embedding(item, table), bucket, clicks), dim=-1)
 
     def encode(self, histories: Histories) -> Tensor:
         """[B, D], the normalised user vector of each history."""
         clicks, item, bucket = self._clicks(histories, newest(histories, self.config.max_len))
         distinct, place = item.unique(return_inverse=True)
-        return self(place, self.item(distinct), bucket, clicks)
+        return self.user.served(self(place, self.item(distinct), bucket, clicks), clicks)
 
     def item_vectors(self) -> Tensor:
         """[I+1, D], normalised encoded items / temperature: a score is cosine / temperature."""
@@ -146,14 +150,20 @@ class CLRec(Model):
         positive = F.normalize(F.embedding(place[:n], table), dim=-1)
         self._positives = positive.detach()
         ids = DUPLICATES[self.config.duplicates](batch.target)
+        if ids is None:
+            # A window's own clicks are no sample of what was shown to all. Below zero: no item's number.
+            ids = -1 - batch.clicks.row[self.user.trained(batch.clicks)]
+        few = min(n, self.config.negatives)
+        column = torch.arange(few, device=ids.device) * n // few  # all, or evenly out of too many
         return fastcl.infonce(
             user,
             positive,
+            positive[column],
             temperature=self.config.temperature,
             normalize=False,
-            in_batch=True,
-            queue=self.queue,
+            queue=self.queue.newest(self.config.negatives - few),
             ids=ids,
+            negative_ids=ids[column],
         )
 
     def after_step(self, batch: Batch) -> None:
@@ -161,43 +171,17 @@ class CLRec(Model):
         self.queue.push(self._positives, ids=batch.target)
 
     def steps(self, train: Histories) -> int:
-        return batch_count(prefixes(train, self.config.max_len), self.config.batch)
+        return batch_count(self.user.spans(train, self.config.max_len), self.config.batch)
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         """One epoch: every click but a history's first is a target once."""
-        for spans in bucketed(prefixes(train, self.config.max_len), self.config.batch, rng, self.share):
-            yield Batch(*self._clicks(train, spans), self.tensor(train.item[spans.stop]))
+        spans = self.user.spans(train, self.config.max_len)
+        for part in bucketed(spans, self.config.batch, rng, self.share):
+            clicks, item, bucket = self._clicks(train, part)
+            follows = clicks.source[self.user.trained(clicks).numpy(force=True)] + 1
+            yield Batch(clicks, item, bucket, self.tensor(train.item[follows]))
 
     def _clicks(self, histories: Histories, spans: Spans) -> tuple[Packed, Tensor, Tensor]:
         clicks = pack(spans, self.device)
-        bucket = np.zeros(len(clicks.source), np.int64)  # clicks without times count as one moment
-        if histories.time is not None:
-            newest_click = np.repeat(histories.time[spans.stop - 1], spans.stop - spans.start)
-            bucket = np.searchsorted(self.config.time_cuts, newest_click - histories.time[clicks.source], side="right")
+        bucket = time_buckets(histories, spans, clicks, self.config.time_cuts)
         return clicks, self.tensor(histories.item[clicks.source]), self.tensor(bucket)
-
-
-class ItemEncoder(nn.Module):
-    """g(y): id embedding + concatenation of the features' embeddings, whose widths share out `dim`; items without a
-    value add zeros.
-    """
-
-    def __init__(self, items: Items, dim: int) -> None:
-        super().__init__()
-        count = len(items.features)
-        if count > dim:
-            raise ValueError(f"dim: expected at least the number of item features ({count}), got {dim}")
-        self.id = nn.Embedding(len(items) + 1, dim)
-        self.features = nn.ModuleList()
-        for nth, feature in enumerate(items.features.values()):
-            width = dim // count + (nth < dim % count)
-            self.features.append(nn.EmbeddingBag(len(feature.values) + 1, width, mode="mean", padding_idx=PAD))
-            # Not in the state dict: the item table is stored beside the weights.
-            self.register_buffer(f"codes_{nth}", torch.from_numpy(feature.codes), persistent=False)
-
-    def forward(self, item: Tensor) -> Tensor:  # int64 [U] -> [U, D]
-        x = self.id(item)
-        if len(self.features):
-            values = [bag(self.get_buffer(f"codes_{nth}")[item]) for nth, bag in enumerate(self.features)]
-            x = x + torch.cat(values, -1)
-        return x

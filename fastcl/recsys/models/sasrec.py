@@ -22,9 +22,7 @@ from fastcl.recsys.models.base import Model
 from fastcl.recsys.options import above, at_least, between, one_of
 
 
-def full_softmax(
-    hidden: Tensor, table: Tensor, target: Tensor, negative: Tensor, bias: Tensor | None = None
-) -> Tensor:
+def full_softmax(hidden: Tensor, table: Tensor, target: Tensor, negative: Tensor, bias: Tensor | None = None) -> Tensor:
     """Cross-entropy over the whole item table; bias [I] joins the logits."""
     return fastcl.linear_cross_entropy(hidden, table[1:], target - 1, bias=bias)
 
