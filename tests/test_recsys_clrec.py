@@ -12,6 +12,7 @@ import fastcl
 from fastcl import reference
 from fastcl.recsys import CLRec, Histories
 from fastcl.recsys.batching import newest, prefixes
+from fastcl.recsys.models.clrec_objectives import OBJECTIVES, draw
 
 
 def test_encodes_users_as_the_paper_writes_it():
@@ -83,7 +84,7 @@ def test_history_does_not_depend_on_what_comes_after():
     users = []
     for data in (one, two):
         clicks, item, bucket = model._clicks(data, prefixes(data, 7))
-        users.append(model(item, model.item(torch.arange(41)), bucket, clicks))
+        users.append(model(model.item(item), bucket, clicks))
     assert torch.equal(users[0][:2], users[1][:2])
     assert not torch.equal(users[0][2], users[1][2])
 
@@ -103,7 +104,7 @@ def test_loss_is_infonce_over_batch_and_queue(duplicates):
 
     clicks, target = second.clicks, second.target
     assert set(target.tolist()) & set(first.target.tolist())
-    user = model(second.item, model.item(torch.arange(41)), second.bucket, clicks)
+    user = model(model.item(second.item), second.bucket, clicks)
     ids = target if duplicates == "exclude" else None
     options = {"temperature": 0.07, "in_batch": True, "queue": model.queue, "ids": ids}
     expected = reference.infonce(user, model.item(target), **options)
@@ -161,7 +162,7 @@ def test_sasrec_encoder_trains_what_it_serves():
     data = histories(rows=10, longest=20)
     seen = []
     for batch in model.batches(data, np.random.default_rng(0)):
-        users = model(batch.item, model.item(torch.arange(41)), batch.bucket, batch.clicks)
+        users = model(model.item(batch.item), batch.bucket, batch.clicks)
         assert len(users) == len(batch.target) == len(batch.item) == model.targets(batch)
         position, row = batch.clicks.position.tolist(), batch.clicks.row.tolist()
         for at, target in enumerate(batch.target.tolist()):
@@ -183,7 +184,7 @@ def test_sasrec_loss_takes_the_newest_clicks_but_the_windows_own(duplicates, neg
     model.after_step(first)
     n = len(second.target)
     assert n > 9
-    user = model(second.item, model.item(torch.arange(41)), second.bucket, second.clicks)
+    user = model(model.item(second.item), second.bucket, second.clicks)
     every = F.normalize(model.item(torch.arange(41)), dim=-1)
     few = min(n, negatives)
     columns = [c * n // few for c in range(few)]
@@ -199,3 +200,120 @@ def test_sasrec_loss_takes_the_newest_clicks_but_the_windows_own(duplicates, neg
         terms += [user[r] @ every[item] / 0.07 for item in queued if duplicates == "keep" or item != target]
         losses.append(torch.stack(terms).logsumexp(0) - terms[0])
     torch.testing.assert_close(model.loss(second), torch.stack(losses).mean())
+
+
+# The compared losses
+
+TEMPERATURE = 0.07
+ENCODERS = [OPTIONS, SASREC]
+
+
+def one_batch(**options):
+    """A model without dropout, its first batch, and by plain means: user vectors, all items' vectors, click shares."""
+    model = CLRec(items(), seed=3, batch=8, negatives=20, samples=5, **options).eval()
+    data = histories(rows=40)
+    batch = next(iter(model.batches(data, np.random.default_rng(0))))
+    users = model(model.item(batch.item), batch.bucket, batch.clicks).detach().double()
+    table = F.normalize(model.item(torch.arange(41)), dim=-1).detach().double()
+    share = 1.0 + np.bincount(data.item, minlength=41)[1:]
+    return model, batch, users, table, share / share.sum()
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_full_softmax_and_its_weighting(encoder):
+    model, batch, users, table, share = one_batch(objective="full_softmax", **encoder)
+    log_p = (users @ table[1:].T / TEMPERATURE).log_softmax(-1)
+    rows = -log_p[torch.arange(len(users)), batch.target - 1]
+    torch.testing.assert_close(model.loss(batch).double(), rows.mean(), atol=1e-4, rtol=1e-5)
+    weights = [1 / (40 * share[target - 1]) for target in batch.target.tolist()]
+    assert min(weights) < 0.8 < 1.2 < max(weights)
+    for limit in (10.0, 1.1):
+        model, batch, *_ = one_batch(objective="ipw", weight_limit=limit, **encoder)
+        expected = sum(min(w, limit) * loss for w, loss in zip(weights, rows.tolist(), strict=True)) / len(weights)
+        assert model.loss(batch).item() == pytest.approx(expected, rel=1e-5)
+        assert model.part_names == ("loss",)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_learned_propensity_is_a_model_of_the_click_before(encoder):
+    model, batch, users, table, share = one_batch(objective="ipw", propensity="learned", weight_limit=1e9, **encoder)
+    torch.nn.init.normal_(model.propensity.after.weight)
+    torch.nn.init.normal_(model.propensity.bias)
+    weights = model.propensity.state_dict()
+    before, after, bias = (weights[name].double() for name in ("before.weight", "after.weight", "bias"))
+    log_p = (users @ table[1:].T / TEMPERATURE).log_softmax(-1)
+    ends = batch.clicks.last if encoder is OPTIONS else torch.arange(len(batch.item))
+    losses, log_qs = [], []
+    for r, target in enumerate(batch.target.tolist()):
+        logits = after @ before[batch.item[ends[r]]] + bias + torch.from_numpy(np.log(share))
+        log_q = logits.log_softmax(0)[target - 1]
+        losses.append(-log_p[r, target - 1] / (40 * log_q.exp()))
+        log_qs.append(log_q)
+    found = model.parts(batch)
+    assert list(found) == list(model.part_names) == ["ipw", "propensity"]
+    torch.testing.assert_close(found["ipw"].double(), torch.stack(losses).mean(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found["propensity"].double(), -torch.stack(log_qs).mean(), rtol=1e-5, atol=1e-5)
+    # The propensity learns from its own likelihood alone, the encoders from the weighted loss alone.
+    for part, learners in (("ipw", (model.item, model.user)), ("propensity", (model.propensity,))):
+        model.zero_grad()
+        model.parts(batch)[part].backward()
+        learning = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+        allowed = {id(p) for module in learners for p in module.parameters()}
+        assert learning
+        assert all(id(p) in allowed for name, p in model.named_parameters() if name in learning)
+
+
+def test_a_propensity_of_ones_own():
+    class Known(torch.nn.Module):
+        def forward(self, before, target, log_share):
+            return torch.full((len(target),), 0.5 / 40).log()
+
+    model, batch, *_ = one_batch(objective="ipw", **OPTIONS)
+    plain, again, *_ = one_batch(objective="full_softmax", **OPTIONS)
+    model.propensity = Known()
+    torch.testing.assert_close(model.loss(batch), 2 * plain.loss(again))
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_sampled_softmax_takes_log_q_off(encoder):
+    model, batch, users, table, share = one_batch(objective="sampled_softmax", **encoder)
+    assert batch.drawn.shape == (20,)
+    losses = []
+    for r, target in enumerate(batch.target.tolist()):
+        terms = [users[r] @ table[target] / TEMPERATURE - np.log(share[target - 1])]
+        others = [item for item in batch.drawn.tolist() if item != target]
+        terms += [users[r] @ table[item] / TEMPERATURE - np.log(share[item - 1]) for item in others]
+        losses.append(torch.stack(terms).logsumexp(0) - terms[0])
+    torch.testing.assert_close(model.loss(batch).double(), torch.stack(losses).mean(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("objective", ["negative_sampling", "shared_negatives"])
+def test_negative_sampling_is_a_binary_decision_a_pair(objective, encoder):
+    model, batch, users, table, _ = one_batch(objective=objective, **encoder)
+    n = len(batch.target)
+    assert batch.drawn.shape == ((n, 5) if objective == "negative_sampling" else (20,))
+    total = 0.0
+    for r, target in enumerate(batch.target.tolist()):
+        total -= torch.sigmoid(users[r] @ table[target] / TEMPERATURE).log()
+        for item in (batch.drawn[r] if objective == "negative_sampling" else batch.drawn).tolist():
+            total -= torch.sigmoid(-users[r] @ table[item] / TEMPERATURE).log()
+    torch.testing.assert_close(model.loss(batch).double(), total / n, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("power", [1.0, 0.75])
+def test_items_are_drawn_by_their_clicks(power):
+    share = np.array([0.5, 0.3, 0.15, 0.05])
+    drawn = draw(torch.from_numpy(np.log(share)).float(), power, (400, 500), np.random.default_rng(0))
+    assert drawn.shape == (400, 500)
+    found = np.bincount(drawn.ravel(), minlength=5)[1:] / drawn.size
+    assert found == pytest.approx(share**power / (share**power).sum(), abs=0.004)  # 3.5 standard errors
+
+
+def test_encoders_start_alike_whatever_the_loss():
+    one, *others = (CLRec(items(), seed=3, objective=name, propensity="learned", **OPTIONS) for name in OBJECTIVES)
+    for other in others:
+        for name in ("item", "user"):
+            ours, theirs = getattr(one, name).state_dict(), getattr(other, name).state_dict()
+            assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+        assert other.queue is None

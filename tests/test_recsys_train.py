@@ -77,7 +77,12 @@ def runs(tmp_path_factory):
         (SASRec, {"loss": "bce", "batch": 10, "dropout": 0.0}, 200),
         (CLRec, {"batch": 32, "negatives": 64}, 120),
         (CLRec, {"batch": 32, "negatives": 64, "duplicates": "exclude"}, 120),
-        (CLRec, {"encoder": "sasrec", "batch": 10, "negatives": 64, "dropout": 0.0}, 60),
+        (CLRec, {"objective": "sampled_softmax", "batch": 32, "negatives": 64}, 40),
+        (CLRec, {"objective": "negative_sampling", "batch": 32, "samples": 8}, 120),
+        (CLRec, {"objective": "shared_negatives", "batch": 32, "negatives": 64}, 120),
+        (CLRec, {"objective": "ipw", "propensity": "learned", "batch": 32}, 80),
+        (CLRec, {"objective": "full_softmax", "batch": 32}, 40),
+        (CLRec, {"encoder": "sasrec", "batch": 10, "negatives": 64, "dropout": 0.0}, 30),
     ],
 )
 def test_fifty_users_are_learned_by_heart(model_class, options, epochs):

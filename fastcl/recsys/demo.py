@@ -117,7 +117,8 @@ def _shapes(models: dict[str, Model], split: Split) -> dict[str, Shape]:
             targets = int(np.maximum(split.train.lengths - 1, 0).sum())
             shapes[name] = Shape("softmax", targets // model.steps(split.train), len(split.items), model.config.dim)
         elif isinstance(model, CLRec):
-            shapes[name] = Shape("queue", model.config.batch, model.queue.capacity, model.config.dim)
+            queued = model.config.negatives - model.config.batch
+            shapes[name] = Shape("queue", model.config.batch, queued, model.config.dim)
     return shapes
 
 

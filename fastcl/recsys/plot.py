@@ -87,7 +87,7 @@ def measured(
             numbers["impressions"][name] = report.shown_shares(found.shown[0], split.counts)
     for name, model in models.items():
         numbers["robustness"][name] = robustness(model, split.test, ratios=ratios, seen=seen)
-        if isinstance(model, CLRec):
+        if isinstance(model, CLRec) and model.queue is not None:
             numbers["queue"][name] = queue_replay(model, split.train, seeds.get(name, 0))
         diagnostics = getattr(model, "diagnostics", None)
         if callable(diagnostics):
@@ -108,6 +108,8 @@ def queue_replay(model: CLRec, train: Histories, seed: int) -> dict[str, list[fl
     >>> queue_replay(model, Histories.from_lists([[1, 2], [1, 2], [1, 2], [1, 2]]), seed=0)
     {'step': [1, 2], 'age': [0.0, 1.0], 'oldest': [0.0, 1.0], 'hits': [0.0, 1.0]}
     """
+    if model.queue is None:
+        raise ValueError(f"model: expected one with a queue, got objective {model.config.objective!r}, which has none")
     capacity = model.queue.capacity
     queued, pushed = np.zeros(0, np.int64), np.zeros(0, np.int64)
     replay: dict[str, list[float]] = {"step": [], "age": [], "oldest": [], "hits": []}

@@ -1,11 +1,12 @@
 """CLRec (Zhou et al. 2021, "Contrastive Learning for Debiased Candidate Generation in Large-Scale Recommender
 Systems"), single queue.
 
-The model only, after the paper's Appendix B: config, loss, batches. Its encoders are a table in clrec_encoders.py, its
-queue is `fastcl.NegativeQueue`; data, metrics and the training loop live in their own files.
+The model only, after the paper's Appendix B: config, loss, batches. Its encoders are a table in clrec_encoders.py, the
+losses it is compared with in clrec_objectives.py, their propensities in clrec_propensities.py, its queue is
+`fastcl.NegativeQueue`; data, metrics and the training loop live in their own files.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,17 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fastcl
-from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, newest, pack, time_buckets
+from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, log_shares, newest, pack, time_buckets
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.models.base import Model
 from fastcl.recsys.models.clrec_encoders import ENCODERS, ItemEncoder
+from fastcl.recsys.models.clrec_objectives import DUPLICATES, OBJECTIVES, Pairs, draw
+from fastcl.recsys.models.clrec_propensities import PROPENSITIES
 from fastcl.recsys.options import above, at_least, between, one_of
-
-# What to do with other clicks of the same item among the negatives: the ids passed to the loss decide.
-DUPLICATES: dict[str, Callable[[Tensor], Tensor | None]] = {
-    "keep": lambda target: None,
-    "exclude": lambda target: target,
-}
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 
@@ -34,6 +31,12 @@ _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 class CLRecConfig:
     """`negatives` are the newest clicks, those of the batch among them: the queue fills up what a batch has too few.
 
+    objective: "clrec", or a loss that the paper compares with: "sampled_softmax" (`negatives` items drawn by their
+        clicks, with log q), "negative_sampling" (`samples` drawn for each pair by clicks ** 0.75, binary decisions),
+        "shared_negatives" (`negatives` of those for all pairs), "full_softmax", "ipw" (that, weighted by 1 / q(y|x)).
+    propensity: of "ipw", "popularity" (q is the item's share of the clicks) or "learned" (a small multinomial model of
+        the click before, trained alongside); a module of your own: set `model.propensity`. weight_limit: the largest
+        weight of a pair, 1 being that of equal propensities.
     encoder: "pooling", the paper's, or "sasrec", the Transformer of its public tables (max_len 50 and duplicates of
         its own in the paper's code).
     batch: spans a batch. With "pooling" a span is a (history, next click) pair; with "sasrec" it is a window of at most
@@ -47,6 +50,7 @@ class CLRecConfig:
     """
 
     encoder: str = "pooling"
+    objective: str = "clrec"
     dim: int = 64
     heads: int = 4
     hidden: int = 64
@@ -55,6 +59,9 @@ class CLRecConfig:
     dropout: float = 0.2
     batch: int = 256
     negatives: int = 2560
+    samples: int = 64
+    propensity: str = "popularity"
+    weight_limit: float = 10.0
     temperature: float = 0.07
     duplicates: str = "keep"
     lr: float = 3e-3
@@ -65,24 +72,34 @@ class CLRecConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("dim", "heads", "hidden", "blocks", "max_len", "batch"):
-            at_least(1, name, getattr(self, name))
-        at_least(self.batch + 1, "negatives", self.negatives)
-        between(0.0, 1.0, "dropout", self.dropout)
-        for name in ("temperature", "lr"):
-            above(0.0, name, getattr(self, name))
         one_of(ENCODERS, "encoder", self.encoder)
+        one_of(OBJECTIVES, "objective", self.objective)
+        one_of(PROPENSITIES, "propensity", self.propensity)
+        for name in ("dim", "heads", "hidden", "blocks", "max_len", "batch", "samples"):
+            at_least(1, name, getattr(self, name))
+        at_least(self.batch + 1 if OBJECTIVES[self.objective].queue else 1, "negatives", self.negatives)
+        between(0.0, 1.0, "dropout", self.dropout)
+        for name in ("temperature", "weight_limit", "lr"):
+            above(0.0, name, getattr(self, name))
         one_of(DUPLICATES, "duplicates", self.duplicates)
         if list(self.time_cuts) != sorted(set(self.time_cuts)):
             raise ValueError(f"time_cuts: expected rising limits, got {self.time_cuts}")
         ENCODERS[self.encoder].check(self)
 
 
+_NONE = torch.empty(0, dtype=torch.int64)
+
+
 class Batch(NamedTuple):
+    """`row`, `at` and `drawn` are empty where a model has no use for them."""
+
     clicks: Packed
     item: Tensor  # int64 [n]
     bucket: Tensor  # int64 [n]
     target: Tensor  # int64 [N], the click after each history, or with "sasrec" after each click
+    at: Tensor = _NONE  # int64 [N], the packed row that each target follows
+    row: Tensor = _NONE  # int64 [N], the history, of those that `batches` was given
+    drawn: Tensor = _NONE  # int64 [M] or [N, K], what the objective draws
 
 
 class CLRec(Model):
@@ -108,10 +125,12 @@ class CLRec(Model):
 
     name = "clrec"
     Config = CLRecConfig
+    log_share: Tensor  # [I], log of each item's share of the train clicks; set by `batches`
 
     def __init__(self, items: Items, *, seed: int = 0, **options: Any) -> None:
         config = CLRecConfig(**options)
         super().__init__(items, config)
+        self.objective = OBJECTIVES[config.objective]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.item = ItemEncoder(items, config.dim)
@@ -123,63 +142,85 @@ class CLRec(Model):
                         nn.init.zeros_(parameter)
                     elif not isinstance(module, nn.LayerNorm):
                         nn.init.normal_(parameter, std=config.dim**-0.5)
-        self.queue = fastcl.NegativeQueue(config.negatives - config.batch, config.dim)
+            self.propensity = PROPENSITIES[config.propensity](len(items)) if self.objective.weighs else None
+        learns = self.propensity is not None and any(True for _ in self.propensity.parameters())
+        self.part_names = (config.objective, "propensity") if learns else ("loss",)
+        size = config.negatives - config.batch
+        self.queue = fastcl.NegativeQueue(size, config.dim) if self.objective.queue else None
+        self.register_buffer("log_share", torch.zeros(len(items)), persistent=False)
         self._positives = torch.empty(0, config.dim)  # of the last loss, on their way into the queue
 
-    def forward(self, item: Tensor, table: Tensor, bucket: Tensor, clicks: Packed) -> Tensor:
-        """Rows item [n] of encoded items table [U, D], with their buckets [n], to normalised users [N, D]."""
-        return F.normalize(self.user(F.embedding(item, table), bucket, clicks), dim=-1)
+    def forward(self, x: Tensor, bucket: Tensor, clicks: Packed) -> Tensor:
+        """Encoded clicks x [n, D] with their buckets [n] to normalised users [N, D]."""
+        return F.normalize(self.user(x, bucket, clicks), dim=-1)
 
     def encode(self, histories: Histories) -> Tensor:
         """[B, D], the normalised user vector of each history."""
         clicks, item, bucket = self._clicks(histories, newest(histories, self.config.max_len))
         distinct, place = item.unique(return_inverse=True)
-        return self.user.served(self(place, self.item(distinct), bucket, clicks), clicks)
+        x = F.embedding(place, self.item(distinct))
+        return self.user.served(self(x, bucket, clicks), clicks)
 
     def item_vectors(self) -> Tensor:
         """[I+1, D], normalised encoded items / temperature: a score is cosine / temperature."""
-        every = torch.arange(len(self.items) + 1, device=self.device)
-        return F.normalize(self.item(every), dim=-1) / self.config.temperature
+        return self._every_item() / self.config.temperature
+
+    def _every_item(self) -> Tensor:
+        return F.normalize(self.item(torch.arange(len(self.items) + 1, device=self.device)), dim=-1)
 
     def loss(self, batch: Batch) -> Tensor:
+        return torch.stack(list(self.parts(batch).values())).sum()
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        pairs = self._pairs(batch)
+        self._positives = pairs.positive.detach()
+        parts = [self.objective.loss(pairs, self.config)]
+        if len(self.part_names) > 1:
+            parts.append(-pairs.log_q.mean())
+        return dict(zip(self.part_names, parts, strict=True))
+
+    def _pairs(self, batch: Batch) -> Pairs:
         # Each distinct item of the batch is encoded once.
-        distinct, place = torch.cat([batch.target, batch.item]).unique(return_inverse=True)
-        table = self.item(distinct)
-        n = len(batch.target)
-        user = self(place[n:], table, batch.bucket, batch.clicks)
-        positive = F.normalize(F.embedding(place[:n], table), dim=-1)
-        self._positives = positive.detach()
-        ids = DUPLICATES[self.config.duplicates](batch.target)
-        if ids is None:
-            # A window's own clicks are no sample of what was shown to all. Below zero: no item's number.
-            ids = -1 - batch.clicks.row[self.user.trained(batch.clicks)]
-        few = min(n, self.config.negatives)
-        column = torch.arange(few, device=ids.device) * n // few  # all, or evenly out of too many
-        return fastcl.infonce(
-            user,
-            positive,
-            positive[column],
-            temperature=self.config.temperature,
-            normalize=False,
-            queue=self.queue.newest(self.config.negatives - few),
-            ids=ids,
-            negative_ids=ids[column],
+        sizes = [len(batch.item), len(batch.target), batch.drawn.numel()]
+        distinct, place = torch.cat([batch.item, batch.target, batch.drawn.flatten()]).unique(return_inverse=True)
+        x, positive, keys = F.embedding(place, self.item(distinct)).split(sizes)
+        log_q = x.new_empty(0)
+        if self.propensity is not None:
+            log_q = self.propensity(batch.item[batch.at], batch.target, self.log_share)
+        few = min(len(batch.target), self.config.negatives)
+        return Pairs(
+            user=self(x, batch.bucket, batch.clicks),
+            positive=F.normalize(positive, dim=-1),
+            target=batch.target,
+            window=batch.clicks.row[batch.at],
+            drawn=batch.drawn,
+            keys=F.normalize(keys, dim=-1).unflatten(0, batch.drawn.shape),
+            queued=None if self.queue is None else self.queue.newest(self.config.negatives - few),
+            items=lambda: self._every_item()[1:],
+            log_share=self.log_share,
+            log_q=log_q,
         )
 
     def after_step(self, batch: Batch) -> None:
         """The batch's encoded positives, as the loss computed them, join the queue."""
-        self.queue.push(self._positives, ids=batch.target)
+        if self.queue is not None:
+            self.queue.push(self._positives, ids=batch.target)
 
     def steps(self, train: Histories) -> int:
         return batch_count(self.user.spans(train, self.config.max_len), self.config.batch)
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         """One epoch: every click but a history's first is a target once."""
+        self.log_share.copy_(log_shares(train, len(self.items)))
         spans = self.user.spans(train, self.config.max_len)
         for part in bucketed(spans, self.config.batch, rng, self.share):
             clicks, item, bucket = self._clicks(train, part)
-            follows = clicks.source[self.user.trained(clicks).numpy(force=True)] + 1
-            yield Batch(clicks, item, bucket, self.tensor(train.item[follows]))
+            at = self.user.trained(clicks)
+            follows = clicks.source[at.numpy(force=True)] + 1
+            row = part.row[clicks.row[at].numpy(force=True)]
+            target = self.tensor(train.item[follows])
+            drawn = draw(self.log_share, self.objective.power, self.objective.shape(len(at), self.config), rng)
+            yield Batch(clicks, item, bucket, target, at, self.tensor(row), self.tensor(drawn))
 
     def _clicks(self, histories: Histories, spans: Spans) -> tuple[Packed, Tensor, Tensor]:
         clicks = pack(spans, self.device)
