@@ -117,7 +117,7 @@ def rows_of(
                 col_id=col_id,
                 expected=expected._replace(rest=total) if last and expected is not None else None,
             )
-            total = lse if total is None else _logaddexp(total, lse)
+            total = lse if total is None else logaddexp(total, lse)
         assert total is not None
         return pos, total
 
@@ -162,7 +162,7 @@ def _private_lse(query: Tensor, keys: Tensor, scale: float | Tensor, given: Nega
     return torch.logsumexp(logits.masked_fill(empty[:, None], 0.0), 1).masked_fill(empty, -torch.inf)
 
 
-def _logaddexp(a: Tensor, b: Tensor) -> Tensor:
+def logaddexp(a: Tensor, b: Tensor) -> Tensor:
     """torch.logaddexp with zero gradient, not NaN, where both are -inf."""
     empty = (a == -torch.inf) & (b == -torch.inf)
     return torch.logaddexp(a.masked_fill(empty, 0.0), b).masked_fill(empty, -torch.inf)

@@ -29,7 +29,9 @@ def test_vectors_and_queries_rank_as_the_model(name, tmp_path):
     ids = json.loads((tmp_path / "out" / "ids.json").read_text())
     assert (vectors.shape, vectors.dtype) == ((300, about["dim"]), np.float32)
     histories = [["i3", "i200", "i5"], ["i7"], ["i11", "i12"]]
-    scores = query_vectors(model, histories) @ vectors.T
+    queries = query_vectors(model, histories)
+    scores = (queries.reshape(3, -1, about["dim"]) @ vectors.T).max(1)
+    assert len(queries.reshape(-1, about["dim"])) == 3 * about["queries_per_history"]
     for row, found in zip(scores, recommend(model, histories, k=20, seen="keep"), strict=True):
         assert [ids[at] for at in np.argsort(-row, kind="stable")[:20]] == [item for item, _ in found]
 

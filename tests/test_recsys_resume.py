@@ -24,6 +24,7 @@ from fastcl.recsys import (
     ContrastVAE,
     Histories,
     Interactions,
+    MultiCLRec,
     SASRec,
     Split,
     checkpoint,
@@ -39,6 +40,8 @@ COLUMNS = ["--user", "who", "--item", "what", "--time", "when"]
 SETTINGS: dict[type, dict[str, Any]] = {
     SASRec: {"dim": 8, "batch": 15, "max_len": 5, "loss": "bce"},  # draws negatives, and dropout
     CLRec: {"dim": 8, "batch": 40, "negatives": 200, "max_len": 5},  # a queue that is not full after the first epoch
+    # The main queue is full after the first epoch, those of the intents are not.
+    MultiCLRec: {"dim": 8, "batch": 40, "main": 60, "secondary": 90, "intents": 2, "served": 1, "max_len": 5},
     ContrastVAE: {"dim": 8, "batch": 15, "max_len": 5, "reconstruction": "sampled", "samples": 5},  # parts of the loss
     BERT4Rec: {"dim": 8, "batch": 15, "max_len": 5},  # draws what it covers
 }
@@ -130,7 +133,7 @@ class Stop(BaseException):
     """Ends a training as Ctrl-C would."""
 
 
-@pytest.mark.parametrize("model_class", [SASRec, CLRec, BERT4Rec, ContrastVAE])
+@pytest.mark.parametrize("model_class", [SASRec, CLRec, MultiCLRec, BERT4Rec, ContrastVAE])
 def test_stopped_before_any_of_its_writes(
     model_class: type, split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

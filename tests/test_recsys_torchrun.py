@@ -14,7 +14,19 @@ import torch
 from safetensors.torch import load_file
 from train_ranks import OPTIONS
 
-from fastcl.recsys import BERT4Rec, CLRec, ContrastVAE, Histories, Interactions, Items, SASRec, evaluate, fit, load
+from fastcl.recsys import (
+    BERT4Rec,
+    CLRec,
+    ContrastVAE,
+    Histories,
+    Interactions,
+    Items,
+    MultiCLRec,
+    SASRec,
+    evaluate,
+    fit,
+    load,
+)
 from fastcl.recsys.batching import Spans, bucketed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -79,20 +91,27 @@ def test_parts_of_the_loss_are_those_of_one_process(table: Path, runs: Path) -> 
         assert ours["loss_parts"] == pytest.approx(theirs["loss_parts"], rel=0.05)
 
 
-def test_every_process_has_its_own_queue_and_all_are_kept(runs: Path) -> None:
-    tensors = load_file(runs / "clrec" / "last.safetensors")
-    keys = [tensors[f"process/{rank}/buffer/queue._keys"] for rank in (0, 1)]
-    assert not torch.equal(*keys)
-    assert all(key.norm(dim=1).allclose(torch.ones(29), atol=1e-5) for key in keys), "a queue was not filled"
+@pytest.mark.parametrize(
+    ("name", "queues"),
+    [("clrec", {"queue": 29}), ("multi_clrec", {"queues.main": 10} | {f"queues.secondary.{h}": 9 for h in range(3)})],
+)
+def test_every_process_has_its_own_queues_and_all_are_kept(name: str, queues: dict[str, int], runs: Path) -> None:
+    tensors = load_file(runs / name / "last.safetensors")
+    for queue, capacity in queues.items():
+        keys = [tensors[f"process/{rank}/buffer/{queue}._keys"] for rank in (0, 1)]
+        assert not torch.equal(*keys)
+        assert all(key.norm(dim=1).allclose(torch.ones(capacity), atol=1e-5) for key in keys), "a queue was not filled"
 
 
-def test_resume_of_several_processes_is_exact(runs: Path) -> None:
+@pytest.mark.parametrize("model", ["clrec", "multi_clrec"])
+def test_resume_of_several_processes_is_exact(model: str, runs: Path) -> None:
+    stopped_run = runs / f"stopped-{model}"
     for name in ("last.safetensors", "model.safetensors"):
-        whole, stopped = load_file(runs / "clrec" / name), load_file(runs / "stopped" / name)
+        whole, stopped = load_file(runs / model / name), load_file(stopped_run / name)
         assert whole.keys() == stopped.keys()
         for key, tensor in whole.items():
             assert torch.equal(tensor, stopped[key]), key
-    whole_lines, stopped_lines = lines(runs / "clrec"), lines(runs / "stopped")
+    whole_lines, stopped_lines = lines(runs / model), lines(stopped_run)
     assert [line["loss"] for line in whole_lines] == [line["loss"] for line in stopped_lines]
     assert [line["ndcg@10"] for line in whole_lines] == [line["ndcg@10"] for line in stopped_lines]
 
@@ -115,6 +134,7 @@ def test_the_command(table: Path, runs: Path, tmp_path: Path) -> None:
     [
         (SASRec, {}),
         (CLRec, {"time_cuts": ()}),
+        (MultiCLRec, {"time_cuts": ()}),
         (BERT4Rec, {}),
         (ContrastVAE, {}),
         (ContrastVAE, {"augment": ("crop", "reorder")}),

@@ -23,7 +23,7 @@ from fastcl.recsys.data import (
     SplitReport,
     bundled,
 )
-from fastcl.recsys.export import export
+from fastcl.recsys.export import export, nearest
 from fastcl.recsys.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.groups import by_group
 from fastcl.recsys.metrics import evaluate, rank_cases, top_k
@@ -36,6 +36,8 @@ from fastcl.recsys.models import (
     ContrastVAE,
     ContrastVAEConfig,
     Model,
+    MultiCLRec,
+    MultiCLRecConfig,
     SASRec,
     SASRecConfig,
     register,
@@ -62,6 +64,8 @@ __all__ = [
     "Items",
     "LeakageWarning",
     "Model",
+    "MultiCLRec",
+    "MultiCLRecConfig",
     "PersonalFrequency",
     "Popularity",
     "SASRec",
@@ -76,6 +80,7 @@ __all__ = [
     "export",
     "fit",
     "load",
+    "nearest",
     "plot",
     "query_vectors",
     "rank_cases",

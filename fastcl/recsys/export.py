@@ -17,6 +17,7 @@ import torch
 from fastcl.recsys.checkpoint import write_bytes, write_text
 from fastcl.recsys.data import Histories
 from fastcl.recsys.models import Model
+from fastcl.recsys.models.base import inner_products
 from fastcl.recsys.options import at_least, one_of
 
 QUERIES = 1000  # at most so many histories are looked up
@@ -25,10 +26,14 @@ INDEX = "HNSW32"
 EF_SEARCH = 128  # candidates kept by a search of an HNSW index; Faiss's 16 loses too many among inner products
 
 
+# float32 [B, D], k -> scores [B, k], best first, and rows of the vectors, int64 [B, k]; -1 for none, as Faiss has it
+Search = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
+
+
 class Written(NamedTuple):
     file: str
     content: bytes
-    search: Callable[[np.ndarray, int], np.ndarray] | None  # float32 [B, D], k -> rows of the vectors, int64 [B, k]
+    search: Search | None
 
 
 def export(
@@ -46,10 +51,11 @@ def export(
         vectors.npy   float32 [I, D], row r is the item ids[r]          to="npy"
         index.faiss   the same vectors in the same order, indexed       to="faiss", needs the extra `ann`
         ids.json      the I external ids
-        export.json   model, items, dim, metric; for "faiss" also the index, its recall@k and the queries
+        export.json   model, items, dim, metric, queries_per_history; for "faiss" also the index, its recall@k and the
+                      queries
 
     The metric is the inner product, and a query is `query_vectors(model, [["id", ...]])`: temperature, normalisation
-    and biases are part of the vectors.
+    and biases are part of the vectors. Where a history has several queries, `nearest` searches for all of them.
 
     Args:
         queries: histories to measure recall with, 1000 of them at random where there are more; None: one click on a
@@ -80,7 +86,9 @@ def export(
         vectors = model.item_vectors()[1:].float().contiguous()
         written = WRITERS[to](vectors.numpy(force=True), index)
         recall = _recall(model, vectors, queries, k, written.search)
+        per_history = len(model.encode(queries.take(np.zeros(1, np.int64))).flatten(0, -2))
     found = {"model": model.name, "items": len(ids), "dim": vectors.shape[1], "metric": "inner product"}
+    found |= {"queries_per_history": per_history}
     found |= {"file": written.file}
     if recall is not None:
         found |= {"index": index, f"recall@{k}": recall, "query_count": len(queries), **about}
@@ -92,26 +100,56 @@ def export(
     return found
 
 
+def nearest(search: Search, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The k best vectors for each history of `query_vectors`: (scores [B, k], rows int64 [B, k]), best first.
+
+    search: `index.search` of Faiss, or what behaves like it. queries: float32 [B, D], or [B, K, D] of a model with K
+        vectors a history; then each is searched with, and a vector that several of them find counts once, with its
+        largest score. As exact as the search is.
+
+    >>> table = np.array([[1, 0], [0, 2], [1, 1]], np.float32)
+    >>> def search(queries, k):
+    ...     scores = queries @ table.T
+    ...     rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    ...     return np.take_along_axis(scores, rows, axis=1), rows
+    >>> scores, rows = nearest(search, np.array([[[1, 0], [1, 1]]], np.float32), k=2)
+    >>> scores.tolist(), rows.tolist()
+    ([[2.0, 2.0]], [[1, 2]])
+    """
+    if queries.ndim == 2:
+        return search(queries, k)
+    scores, rows = (found.reshape(len(queries), -1) for found in search(queries.reshape(-1, queries.shape[-1]), k))
+    best = np.argsort(-scores, axis=1, kind="stable")
+    scores, rows = (np.take_along_axis(found, best, axis=1) for found in (scores, rows))
+    # A stable order by row puts an item's best score in front of its others.
+    order = np.argsort(rows, axis=1, kind="stable")
+    by_row = np.take_along_axis(rows, order, axis=1)
+    again = np.zeros_like(rows, bool)
+    np.put_along_axis(again, order[:, 1:], by_row[:, 1:] == by_row[:, :-1], axis=1)
+    kept = np.argsort(again, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, kept, axis=1), np.take_along_axis(rows, kept, axis=1)
+
+
 def _recall(
     model: Model,
     vectors: torch.Tensor,
     queries: Histories,
     k: int,
-    search: Callable[[np.ndarray, int], np.ndarray] | None,
+    search: Search | None,
 ) -> float | None:
     """Recall@k of `search`, None without one; ValueError where exact search does not find the model's own k best."""
     hits = 0
     for start in range(0, len(queries), CHUNK):
         histories = queries.take(np.arange(start, min(start + CHUNK, len(queries))))
         query = model.encode(histories).float()
-        exact = (query @ vectors.T).topk(k).indices
+        exact = inner_products(query, vectors).topk(k).indices
         scores = model.scores(histories)[:, 1:]
         best = scores.topk(k).values
         # By score, not by item: rounding may swap two items that the model scores alike.
         if not torch.allclose(scores.gather(1, exact), best, rtol=1e-4, atol=1e-4 * float(best.abs().max())):
             raise ValueError(f"model: expected scores that inner products rank, got others from {model.name}")
         if search is not None:
-            near = torch.from_numpy(search(query.numpy(force=True), k)).to(exact.device)
+            near = torch.from_numpy(nearest(search, query.numpy(force=True), k)[1]).to(exact.device)
             hits += int((near[:, :, None] == exact[:, None]).sum())
     return None if search is None else hits / (len(queries) * k)
 
@@ -134,7 +172,7 @@ def _faiss(vectors: np.ndarray, index: str) -> Written:
         raise ValueError(f"index: expected a Faiss factory string that fits, got {index!r} ({reason})") from error
     if index.startswith("HNSW"):
         built.hnsw.efSearch = EF_SEARCH
-    return Written("index.faiss", faiss.serialize_index(built).tobytes(), lambda query, k: built.search(query, k)[1])
+    return Written("index.faiss", faiss.serialize_index(built).tobytes(), built.search)
 
 
 WRITERS: dict[str, Callable[[np.ndarray, str], Written]] = {"npy": _npy, "faiss": _faiss}

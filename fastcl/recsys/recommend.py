@@ -114,7 +114,8 @@ def query_vectors(
 ) -> np.ndarray:
     """float32 [B, D], what an index of `export`ed item vectors is searched with: inner products are the model's scores.
 
-    Arguments and errors: `recommend`.
+    [B, K, D] of a model with K vectors a history (MultiCLRec), whose score is the largest of K inner products;
+    `fastcl.recsys.nearest` searches with them. Arguments and errors: `recommend`.
 
     >>> from fastcl.recsys import Items, SASRec
     >>> query_vectors(SASRec(Items(ids=("a", "b", "c")), dim=8, seed=0).eval(), [["a", "b"]]).shape

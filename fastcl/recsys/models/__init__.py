@@ -7,10 +7,11 @@ from fastcl.recsys.models.base import Model
 from fastcl.recsys.models.bert4rec import BERT4Rec, BERT4RecConfig
 from fastcl.recsys.models.clrec import CLRec, CLRecConfig
 from fastcl.recsys.models.contrastvae import ContrastVAE, ContrastVAEConfig
+from fastcl.recsys.models.multi_clrec import MultiCLRec, MultiCLRecConfig
 from fastcl.recsys.models.sasrec import SASRec, SASRecConfig
 
 # Any: a model is made as MODEL(items, seed=..., **options), and `options` are the fields of its own Config.
-MODELS: dict[str, Any] = {model.name: model for model in (SASRec, CLRec, BERT4Rec, ContrastVAE)}
+MODELS: dict[str, Any] = {model.name: model for model in (SASRec, CLRec, MultiCLRec, BERT4Rec, ContrastVAE)}
 
 M = TypeVar("M", bound=type[Model])
 
@@ -51,6 +52,8 @@ __all__ = [
     "ContrastVAE",
     "ContrastVAEConfig",
     "Model",
+    "MultiCLRec",
+    "MultiCLRecConfig",
     "SASRec",
     "SASRecConfig",
     "register",

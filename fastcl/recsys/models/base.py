@@ -2,6 +2,7 @@
 here.
 """
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
@@ -13,6 +14,17 @@ from torch import Tensor, nn
 from fastcl.recsys.data import PAD, Histories, Items
 
 M = TypeVar("M", bound="Model")
+
+
+def inner_products(queries: Tensor, table: Tensor) -> Tensor:
+    """[B, D] or [B, K, D] and [I, D] -> [B, I]; of K vectors a history, the largest of their inner products.
+
+    >>> inner_products(torch.eye(2)[None], torch.tensor([[1.0, 2.0], [4.0, 3.0]])).tolist()
+    [[2.0, 4.0]]
+    """
+    of_each = queries.unbind(1) if queries.ndim == 3 else (queries,)
+    # One after the other: together they would take K times the memory.
+    return functools.reduce(torch.maximum, (query @ table.T for query in of_each))
 
 
 class Model(nn.Module, ABC):
@@ -37,7 +49,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, histories: Histories) -> Tensor:
-        """[B, D], one vector a history."""
+        """[B, D], one vector a history; or [B, K, D], K of them, and an item's score is its largest one with any."""
 
     def item_vectors(self) -> Tensor:
         """[I+1, D], one vector an item (row 0 is padding), in the space of `encode`: the score of item i is
@@ -46,8 +58,10 @@ class Model(nn.Module, ABC):
         raise ValueError(f"model: expected one with item vectors, got {self.name}, which scores otherwise")
 
     def scores(self, histories: Histories) -> Tensor:
-        """float32 [B, I+1], encode(histories) @ item_vectors().T; the padding column is -inf."""
-        scores = self.encode(histories) @ self._table().T
+        """float32 [B, I+1], encode(histories) @ item_vectors().T, the largest of a history's K where it has several
+        vectors; the padding column is -inf.
+        """
+        scores = inner_products(self.encode(histories), self._table())
         scores[:, PAD] = -torch.inf
         return scores
 

@@ -1,0 +1,78 @@
+"""The parts of Multi-CLRec: items with their categories, the routing of items to intents, the straight-through choice
+of an intent, the three auxiliary losses. Equations are those of Zhou et al. 2021, section 3.2.
+
+Functions of tensors and the item encoder; no queues, no batches, no configuration.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastcl.recsys.data import PAD, Items
+from fastcl.rows import normalized
+
+
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """The paper's MLPs, of two layers."""
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
+
+
+class CategoryItems(nn.Module):
+    """Eq. 5: g(y) = MLP([id embedding; an embedding of each feature]), and c(y), the embedding of the category.
+
+    The category is the feature `category` (of several values the mean); an item without a value of it, or all items
+    where `category` is "", have their id's embedding for one, and are routed each by itself.
+    """
+
+    def __init__(self, items: Items, category: str, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.id = nn.Embedding(len(items) + 1, dim)
+        self.features = nn.ModuleDict()
+        for nth, feature in enumerate(items.features.values()):
+            self.features[str(nth)] = nn.EmbeddingBag(len(feature.values) + 1, dim, mode="mean", padding_idx=PAD)
+            # Not in the state dict: the item table is stored beside the weights.
+            self.register_buffer(f"codes_{nth}", torch.from_numpy(feature.codes), persistent=False)
+        self.category = list(items.features).index(category) if category else None
+        self.mlp = mlp((1 + len(self.features)) * dim, hidden, dim)
+
+    def forward(self, item: Tensor) -> tuple[Tensor, Tensor]:  # int64 [U] -> g [U, D], c [U, D]
+        embedding = self.id(item)
+        parts = [bag(self.get_buffer(f"codes_{nth}")[item]) for nth, bag in self.features.items()]
+        category = embedding
+        if self.category is not None:
+            known = (self.get_buffer(f"codes_{self.category}")[item] != PAD).any(1, keepdim=True)
+            category = torch.where(known, parts[self.category], embedding)
+        return self.mlp(torch.cat([embedding, *parts], -1)), category
+
+
+def routing(category: Tensor, prototypes: Tensor, temperature: float) -> Tensor:
+    """Eq. 7, in logarithms: log p_{h|t} = log softmax_h(cos(mu_h, c_t) / rho), [n, D] and [H, D] -> [n, H]."""
+    return (normalized(category) @ normalized(prototypes).T / temperature).log_softmax(-1)
+
+
+def straight_through(logits: Tensor) -> Tensor:
+    """Eq. 9: one-hot at the largest logit of each row [B, H], with the gradient of softmax(logits) in its place
+    (Bengio et al. 2013).
+    """
+    soft = logits.softmax(-1)
+    hard = F.one_hot(logits.argmax(-1), logits.shape[-1]).to(soft)
+    return hard + (soft - soft.detach())  # the difference is exactly 0
+
+
+def polarity(log_routing: Tensor) -> Tensor:
+    """Eq. 10: -log max_h p_{h|T}, the mean over the targets [B, H]."""
+    return -log_routing.amax(-1).mean()
+
+
+def separation(cosine: Tensor, intent: Tensor, temperature: float) -> Tensor:
+    """Eq. 11: cross entropy of the target's intent [B] under softmax_h(cos(z_h, g(y_T)) / rho), cosine [B, H]."""
+    return F.cross_entropy(cosine / temperature, intent)
+
+
+def balance(log_routing: Tensor) -> Tensor:
+    """Eq. 12: KL(uniform || pi) = sum_h 1/H (log 1/H - log pi_h), pi_h the mean of p_{h|t} over the items [n, H]."""
+    count, intents = log_routing.shape
+    log_pi = log_routing.logsumexp(0) - math.log(count)
+    return -math.log(intents) - log_pi.mean()
