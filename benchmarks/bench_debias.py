@@ -10,23 +10,26 @@ round shows what the model of the rounds before recommends. Writes results/debia
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+import fastcl
 from benchmarks.common import RESULTS, hardware, markdown, numbers, write_json, write_text
 from benchmarks.simulator import Shown, World, divergence, joined, rank_correlation, show, world
 from benchmarks.study import epoch
-from fastcl.recsys import CLRec, pictures
+from fastcl.recsys import CLRec, MultiCLRec, pictures
 from fastcl.recsys.checkpoint import write_bytes
-from fastcl.recsys.data import Cases, Histories
-from fastcl.recsys.measures import gini, measure
-from fastcl.recsys.metrics import evaluate, rank_cases, top_k
+from fastcl.recsys.data import Histories
+from fastcl.recsys.measures import gini
 from fastcl.recsys.models import Model
+from fastcl.recsys.models.clrec import Batch, CLRecConfig
+from fastcl.recsys.models.clrec_objectives import Objective, Pairs
 
 POLICIES = {"popularity": 0.0, "intents": 0.8}  # name -> World.policy's share of the intents
 K = 10
@@ -150,18 +153,74 @@ def spread(values: Sequence[float], digits: int) -> str:
     return f"{mean} ({statistics.stdev(values):.{digits}f})" if len(values) > 1 else mean
 
 
-def clrec(**options: Any) -> Method:
-    def method(log: Log, setting: Setting, seed: int) -> Model:
-        model = CLRec(log.world.items, seed=seed, **SHARED, **options)
-        return trained(model, log.clicks, setting.epochs, seed)
+class ImpressionNegatives(CLRec):
+    """CLRec where its theorem holds: negatives drawn from the impressions, which follow q(y), not from the clicks."""
 
-    return method
+    def __init__(self, log: Log, **options: Any) -> None:
+        super().__init__(log.world.items, **options)
+        self.objective = Objective(_contrastive)
+        self._share = log.impressions[1:] / log.impressions.sum()
+
+    def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
+        for batch in super().batches(train, rng):
+            drawn = 1 + rng.choice(len(self._share), self.config.negatives, p=self._share)
+            yield batch._replace(drawn=self.tensor(drawn))
 
 
-# The same encoder for all of them; the clicks have no times.
-SHARED: dict[str, Any] = {"dim": 32, "heads": 4, "hidden": 32, "max_len": 20, "dropout": 0.1, "time_cuts": ()}
-METHODS: dict[str, Method] = {"CLRec": clrec()}
-LOOPED = ("CLRec",)
+def _contrastive(pairs: Pairs, config: CLRecConfig) -> Tensor:
+    return fastcl.sampled_softmax(pairs.user, pairs.positive, pairs.keys, temperature=config.temperature)
+
+
+class KnownPropensity(CLRec):
+    """Inverse propensity weighting with the policy's own q(y|x)."""
+
+    def __init__(self, log: Log, **options: Any) -> None:
+        super().__init__(log.world.items, objective="ipw", **options)
+        self.propensity = _Policy(log.policy)
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        assert isinstance(self.propensity, _Policy)
+        self.propensity.row = batch.row
+        return super().parts(batch)
+
+
+class _Policy(nn.Module):
+    row: Tensor
+
+    def __init__(self, policy: np.ndarray) -> None:
+        super().__init__()
+        self.log_q = torch.from_numpy(np.log(policy)).float()
+
+    def forward(self, before: Tensor, target: Tensor, log_share: Tensor) -> Tensor:
+        return self.log_q[self.row, target - 1]
+
+
+def method(make: Callable[..., Model], **options: Any) -> Method:
+    def train(log: Log, setting: Setting, seed: int) -> Model:
+        return trained(make(log, seed=seed, **SHARED, **options), log.clicks, setting.epochs, seed)
+
+    return train
+
+
+def on_items(model: Callable[..., Model]) -> Callable[..., Model]:
+    """For models that see the clicks alone."""
+    return lambda log, **options: model(log.world.items, **options)
+
+
+# The same for all of them; the clicks have no times. Of the pooling encoder: the rest is each one's default.
+SHARED: dict[str, Any] = {"dim": 32, "hidden": 32, "max_len": 20, "dropout": 0.1, "batch": 512, "lr": 3e-3, "time_cuts": ()}
+METHODS: dict[str, Method] = {
+    "full softmax": method(on_items(CLRec), objective="full_softmax"),
+    "sampled softmax": method(on_items(CLRec), objective="sampled_softmax", negatives=1024),
+    "IPW, known": method(KnownPropensity, weight_limit=100.0),
+    "IPW, popularity": method(on_items(CLRec), objective="ipw", propensity="popularity"),
+    "IPW, learned": method(on_items(CLRec), objective="ipw", propensity="learned"),
+    "CLRec, impressions": method(ImpressionNegatives, negatives=1024),
+    "CLRec, batch": method(on_items(CLRec), negatives=513),
+    "CLRec, cached queue": method(on_items(CLRec), negatives=2560),
+    "Multi-CLRec": method(on_items(MultiCLRec), intents=8, served=8, main=513, secondary=512),
+}
+LOOPED = ("full softmax", "IPW, popularity", "CLRec, batch")
 
 
 def run(setting: Setting, seeds: Sequence[int]) -> dict[str, Any]:
