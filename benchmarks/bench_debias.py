@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import fastcl
-from benchmarks.common import RESULTS, hardware, markdown, numbers, write_json, write_text
-from benchmarks.simulator import Shown, World, divergence, joined, rank_correlation, show, world
+from benchmarks.common import RESULTS, hardware, markdown, write_json, write_text
+from benchmarks.simulator import World, divergence, joined, rank_correlation, show, world
 from benchmarks.study import epoch
 from fastcl.recsys import CLRec, MultiCLRec, pictures
 from fastcl.recsys.checkpoint import write_bytes
@@ -111,7 +111,8 @@ def optima(log: Log) -> dict[str, np.ndarray]:
     """
     truth = log.world.preference()
     clicked = np.log(truth * log.policy)
-    shares = [np.log((n[1:] + 0.5) / n.sum()) for n in (np.bincount(log.clicks.item, minlength=len(log.impressions)), log.impressions)]
+    of_items = np.bincount(log.clicks.item, minlength=len(log.impressions))
+    shares = [np.log(n[1:] + 0.5) for n in (of_items, log.impressions)]
     return {
         "p(click): the truth": np.log(truth),
         "clicks (both softmaxes)": clicked,
@@ -208,7 +209,15 @@ def on_items(model: Callable[..., Model]) -> Callable[..., Model]:
 
 
 # The same for all of them; the clicks have no times. Of the pooling encoder: the rest is each one's default.
-SHARED: dict[str, Any] = {"dim": 32, "hidden": 32, "max_len": 20, "dropout": 0.1, "batch": 512, "lr": 3e-3, "time_cuts": ()}
+SHARED: dict[str, Any] = {
+    "dim": 32,
+    "hidden": 32,
+    "max_len": 20,
+    "dropout": 0.1,
+    "batch": 512,
+    "lr": 3e-3,
+    "time_cuts": (),
+}
 METHODS: dict[str, Method] = {
     "full softmax": method(on_items(CLRec), objective="full_softmax"),
     "sampled softmax": method(on_items(CLRec), objective="sampled_softmax", negatives=1024),
@@ -241,7 +250,8 @@ def run(setting: Setting, seeds: Sequence[int]) -> dict[str, Any]:
                 started = time.process_time()
                 found = against_truth(logits(method(log, setting, seed), clicks), log)
                 measured.append({"policy": name, "method": label, "seed": seed} | found)
-                print(f"{name}, {label}, seed {seed}: KL {found['KL']:.3f}, {time.process_time() - started:.0f} s", flush=True)
+                took = f"{time.process_time() - started:.0f} s"
+                print(f"{name}, {label}, seed {seed}: KL {found['KL']:.3f}, {took}", flush=True)
             if name == "popularity":
                 for label in LOOPED:
                     rows = loop(METHODS[label], log, setting, seed, np.random.default_rng((seed, 1)))
@@ -258,11 +268,10 @@ def table(measured: Sequence[dict[str, Any]], policy: str) -> str:
     rows = []
     for label in labels:
         found = [row for row in of_policy if row["method"] == label]
-        cells = {
-            name: spread([row[name] / (greatest if name == "popularity" else 1.0) for row in found], digits.get(name, 3))
-            for name in found[0]
-            if name not in ("policy", "method", "seed")
-        }
+        cells = {}
+        for name in [name for name in found[0] if name not in ("policy", "method", "seed")]:
+            unit = greatest if name == "popularity" else 1.0
+            cells[name] = spread([row[name] / unit for row in found], digits.get(name, 3))
         rows.append({"": label} | cells)
     return markdown(rows)
 
@@ -282,25 +291,20 @@ def loop_table(looped: Sequence[dict[str, Any]]) -> str:
 def draw(found: dict[str, Any]) -> bytes:
     """What is left to the truth by method and policy, and the head's share over the rounds."""
 
-    def mean(policy: str) -> dict[str, float]:
+    def left(policy: str) -> pictures.Draw:
         rows = [row for row in found["measured"] if row["policy"] == policy]
-        return {m: statistics.mean(row["KL"] for row in rows if row["method"] == m) for m in METHODS}
+        values = {m: statistics.mean(row["KL"] for row in rows if row["method"] == m) for m in METHODS}
+        return lambda axes: pictures.bars(axes, values, f"exposure by {policy}", "KL from the truth, nats")
 
-    def over_rounds(name: str) -> dict[str, list[float]]:
-        return {
-            label: [
-                statistics.mean(row[name] for row in found["looped"] if (row["method"], row["round"]) == (label, n))
-                for n in range(1 + max(row["round"] for row in found["looped"]))
-            ]
-            for label in LOOPED
-        }
+    def over_rounds(name: str) -> pictures.Draw:
+        lines: dict[str, list[float]] = {}
+        for label in LOOPED:
+            rows = [row for row in found["looped"] if row["method"] == label]
+            rounds = range(1 + max(row["round"] for row in rows))
+            lines[label] = [statistics.mean(row[name] for row in rows if row["round"] == n) for n in rounds]
+        return lambda axes: pictures.curves(axes, lines, "feedback loop", name)
 
-    panels = [
-        lambda axes, policy=policy: pictures.bars(axes, mean(policy), f"exposure by {policy}", "KL from the truth, nats")
-        for policy in POLICIES
-    ]
-    for name in ("head's share", "clicks an impression"):
-        panels.append(lambda axes, name=name: pictures.curves(axes, over_rounds(name), "feedback loop", name))
+    panels = [left(policy) for policy in POLICIES] + [over_rounds(n) for n in ("head's share", "clicks an impression")]
     return pictures.png(pictures.side_by_side(*panels))
 
 
@@ -308,8 +312,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     option = parser.add_argument
     option("--seeds", type=int, default=3, help="(default: %(default)s)")
-    for name, kind in Setting.__annotations__.items():
-        option(f"--{name.replace('_', '-')}", type=kind, default=Setting._field_defaults[name], help="(default: %(default)s)")
+    for name, default in Setting._field_defaults.items():
+        option(f"--{name.replace('_', '-')}", type=type(default), default=default, help="(default: %(default)s)")
     option("--output", type=Path, default=RESULTS / "debias", help="without its ending (default: %(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -14,7 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,14 @@ def runs(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield run | {"id": hashlib.sha256(content.encode()).hexdigest()[:12]}
 
 
-def work(manifest: dict[str, Any], results: Path, data: Path, states: Path, only: str) -> None:
-    """Runs what is missing, in the manifest's order, and appends each result as it comes."""
-    for run in runs(manifest):
-        done = read(results)
-        if only not in f"{run['label']} {run['data']}" or any(found["id"] == run["id"] for found in done):
+def work(manifest: dict[str, Any], results: Path, data: Path, states: Path, only: Sequence[str]) -> None:
+    """Runs what is missing, first what matches the first text, in the manifest's order; appends each result as it
+    comes.
+    """
+    for run in (run for text in only for run in runs(manifest) if text in title(run)):
+        if any(found["id"] == run["id"] for found in read(results)):
             continue
-        print(f"{run['label']}, {run['data']}, seed {run['seed']} ({run['id']})", flush=True)
+        print(f"{title(run)} ({run['id']})", flush=True)
         split = Interactions.read(data / f"{run['data']}.txt.gz", format="sequence").split()
         plan = None if run["plan"] is None else Plan(**run["plan"])
         found = measure(
@@ -53,6 +54,10 @@ def work(manifest: dict[str, Any], results: Path, data: Path, states: Path, only
         write_json(results, {"runs": [*read(results), run | found | facts]})
         test = found["test"]
         print("  test:", ", ".join(f"{name} {test[name]:.4f}" for name in manifest["columns"]), flush=True)
+
+
+def title(run: dict[str, Any]) -> str:
+    return f"{run['label']}, {run['data']}, seed {run['seed']}"
 
 
 def read(results: Path) -> list[dict[str, Any]]:
@@ -89,7 +94,7 @@ def table(manifest: dict[str, Any], done: list[dict[str, Any]]) -> str:
             cells = [cell(column, [test[column] for test in tests], best[column]) for column in columns]
             ran = str(len(tests)) if len(tests) == len(group) else f"{len(tests)} of {len(group)}"
             lines.append(f"| {label} | {ran} | " + " | ".join(cells) + " |")
-    missing = [f"{run['label']}, {run['data']}, seed {run['seed']}" for run in runs(manifest) if run["id"] not in found]
+    missing = [title(run) for run in runs(manifest) if run["id"] not in found]
     lines += ["", "**Bold**: above all of the paper's columns.", "", f"Runs missing: {len(missing)}."]
     return "\n".join([*lines, *(f"- {name}" for name in missing)]).strip()
 
@@ -107,7 +112,13 @@ def main() -> None:
     option = parser.add_argument
     option("--paper", required=True, choices=sorted(path.stem for path in (HERE / "studies").glob("*.json")))
     option("--run", action="store_true", help="work through the runs that are missing")
-    option("--only", default="", metavar="TEXT", help="runs whose label and data contain TEXT")
+    option(
+        "--only",
+        nargs="+",
+        default=[""],
+        metavar="TEXT",
+        help="runs in whose name, as missing ones are listed, TEXT is",
+    )
     option("--data", type=Path, default=os.environ.get("FASTCL_DATA"), help="folder of the data (or FASTCL_DATA)")
     option("--states", type=Path, default="runs/studies", help="folder of checkpoints (default: %(default)s)")
     option("--threads", type=int, default=torch.get_num_threads(), help="(default: %(default)s)")

@@ -162,7 +162,7 @@ def test_evaluate_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     for word in ("recall@10 by popularity", "recall@10 by length", "under noise", "40 cases"):
         assert word in text
     for arguments, message in (
-        (("--by", "age"), "by: expected names among popularity, length, got 'age'"),
+        (("--by", "age"), "by: expected names among popularity, frequency, length, got 'age'"),
         (("--robustness", "2"), "ratios: expected numbers from 0 to 1"),
         (("--robustness", "x"), "--robustness: expected numbers"),
         (("--protocol", "pop100", "--metrics", "gini"), "is of whole lists"),

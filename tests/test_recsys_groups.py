@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +30,13 @@ def test_a_split_carries_the_counts_and_groups_add_up() -> None:
     assert evaluate(popularity, split.test) == evaluate(popularity, split.test, counts=split.counts)
     found = rank_cases(popularity, split.test, k=(5, 20))
     whole = measure(found, ("recall", "ndcg"))
-    for by, value in (("popularity", split.counts[split.test.target]), ("length", split.test.history.lengths)):
+    target = split.test.target
+    counted = {
+        "popularity": split.counts[target],
+        "frequency": (target[:, None] == target).sum(1),
+        "length": split.test.history.lengths,
+    }
+    for by, value in counted.items():
         rows = by_group(found, split.test)[by]
         assert sum(row["cases"] for row in rows) == 200
         for row in rows:
@@ -39,7 +46,7 @@ def test_a_split_carries_the_counts_and_groups_add_up() -> None:
             assert row["recall@20"] == pytest.approx((found.rank[inside] <= 20).mean())
         for name in ("recall@5", "ndcg@20"):
             assert sum(row[name] * row["cases"] for row in rows) / 200 == pytest.approx(whole[name])
-    with pytest.raises(ValueError, match="by: expected names among popularity, length, got 'age'"):
+    with pytest.raises(ValueError, match="by: expected names among popularity, frequency, length, got 'age'"):
         by_group(found, split.test, by=("age",))
 
 
@@ -100,3 +107,9 @@ def test_feature_vectors_need_features() -> None:
         feature_vectors(Items(("a",)))
     vectors = feature_vectors(Items(("a", "b"), features={"f": Feature.from_labels([["x"], []])}))
     assert vectors.tolist() == [[0.0], [1.0], [0.0]]
+
+
+def test_frequency_is_that_of_contrastvaes_table_2(data_dir: Path) -> None:
+    split = Interactions.read(data_dir / "amazon/Office_Products.txt.gz", format="sequence").split()
+    found = rank_cases(Popularity(split.counts), split.test)
+    assert [row["cases"] for row in by_group(found, split.test)["frequency"]] == [3150, 1028, 547, 97, 83]

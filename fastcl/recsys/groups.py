@@ -1,4 +1,4 @@
-"""Who a model serves: metrics by how often the target was clicked in train and by how long the history is. Groups of
+"""Who a model serves: metrics by how often the target was clicked and by how long the history is. Groups of
 cases that were ranked already; nothing here scores."""
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from .data import Cases
 from .measures import OF_RANKS, Ranking
 
 # name -> what is counted for each case, and where groups begin: a group holds its lower edge and ends before the next.
-# Popularity: the bins of ContrastVAE's analysis (Wang et al. 2022), over train clicks of the target.
+# Frequency and the bins: ContrastVAE's analysis (Wang et al. 2022, Table 2 and Fig. 2), which calls frequency of an
+# item the number of users whose last one it is.
 GROUPS: dict[str, tuple[Callable[[Ranking, Cases], np.ndarray], tuple[int, ...]]] = {
     "popularity": (lambda found, cases: found.counts[found.target], (0, 10, 20, 30, 40)),
-    "length": (lambda found, cases: cases.history.lengths, (0, 5, 10, 20, 50)),
+    "frequency": (lambda found, cases: np.bincount(found.target)[found.target], (0, 10, 20, 30, 40)),
+    "length": (lambda found, cases: cases.history.lengths, (0, 5, 10, 20, 30, 40)),
 }
 METRICS = ("recall", "ndcg")
 
@@ -23,8 +25,9 @@ METRICS = ("recall", "ndcg")
 def by_group(found: Ranking, cases: Cases, by: Sequence[str] = tuple(GROUPS)) -> dict[str, list[dict[str, Any]]]:
     """Recall and NDCG at each cut-off of `found`, in groups of its cases; a group without cases is left out.
 
-    by: "popularity", the target's train clicks: 0-9, 10-19, 20-29, 30-39, 40 and more; "length", the interactions in
-        the history: 0-4, 5-9, 10-19, 20-49, 50 and more.
+    by: "popularity", the target's train clicks: 0-9, 10-19, 20-29, 30-39, 40 and more; "frequency", in the same groups,
+        how many of the cases have this target; "length", the interactions in the history: 0-4, 5-9, then in tens, 40
+        and more.
 
     Returns: for each of `by`, one dict a group, in rising order: "group" (its name), "cases", and the metrics, which
     are means over the group, so that weighted by "cases" they give the whole's.

@@ -145,7 +145,11 @@ def _figures(numbers: Numbers) -> dict[str, list[pictures.Draw]]:
         partial(pictures.bars, values={name: r[key] for name, r in results.items()}, title=key, label=label)
         for key, label in shown.items()
     ]
-    labels = {"popularity": "train clicks of the target (cases)", "length": "items in the history (cases)"}
+    labels = {
+        "popularity": "train clicks of the target (cases)",
+        "frequency": "cases with the same target (cases)",
+        "length": "items in the history (cases)",
+    }
     found["groups"] = [
         partial(
             pictures.groups,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import fastcl
 from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, newest, pack, windows
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.layers import PostBlock
+from fastcl.recsys.layers import GELU, PostBlock
 from fastcl.recsys.models.base import Model
 from fastcl.recsys.options import above, at_least, between, one_of
 
@@ -132,7 +132,7 @@ class BERT4Rec(Model):
                 PostBlock(config.dim, config.heads, config.dropout, config.attention_dropout)
                 for _ in range(config.blocks)
             )
-            self.head = nn.Sequential(nn.Linear(config.dim, config.dim), nn.GELU(), nn.LayerNorm(config.dim, eps=1e-12))
+            self.head = nn.Sequential(nn.Linear(config.dim, config.dim), GELU(), nn.LayerNorm(config.dim, eps=1e-12))
             for module in self.modules():
                 if isinstance(module, nn.Linear | nn.Embedding):
                     nn.init.normal_(module.weight, std=0.02)
