@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from benchmarks.common import machine, write_json
+from benchmarks.sources import SPLITS
 from benchmarks.study import Plan, measure
-from fastcl.recsys import Interactions
 from fastcl.recsys.report import number
 
 HERE = Path(__file__).parent
@@ -33,6 +33,7 @@ def runs(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for entry in manifest["runs"]:
         for seed in entry.get("seeds", [0]):
             run = {key: entry.get(key) for key in ("label", "data", "model", "options", "plan")} | {"seed": seed}
+            run |= {key: entry[key] for key in ("split", "measured by") if key in entry}  # others than the study's
             content = json.dumps({key: run[key] for key in run if key != "label"}, sort_keys=True)
             yield run | {"id": hashlib.sha256(content.encode()).hexdigest()[:12]}
 
@@ -45,15 +46,25 @@ def work(manifest: dict[str, Any], results: Path, data: Path, states: Path, only
         if any(found["id"] == run["id"] for found in read(results)):
             continue
         print(f"{title(run)} ({run['id']})", flush=True)
-        split = Interactions.read(data / f"{run['data']}.txt.gz", format="sequence").split()
+        parts = SPLITS[run.get("split", "last-one")](run["data"], data)
         plan = None if run["plan"] is None else Plan(**run["plan"])
         found = measure(
-            run["model"], run["options"] or {}, plan, run["seed"], split, states / run["id"], manifest["measured by"]
+            run["model"],
+            run["options"] or {},
+            plan,
+            run["seed"],
+            parts,
+            states / run["id"],
+            run.get("measured by", manifest["measured by"]),
         )
         facts = {"revision": revision(), "machine": machine()}
         write_json(results, {"runs": [*read(results), run | found | facts]})
-        test = found["test"]
-        print("  test:", ", ".join(f"{name} {test[name]:.4f}" for name in manifest["columns"]), flush=True)
+        test, columns = found["test"], columns_of(manifest, run["data"])
+        print("  test:", ", ".join(f"{name} {number(name, test[name])}" for name in columns), flush=True)
+
+
+def columns_of(manifest: dict[str, Any], data: str) -> list[str]:
+    return manifest.get("columns of", {}).get(data, manifest["columns"])
 
 
 def title(run: dict[str, Any]) -> str:
@@ -75,12 +86,12 @@ def revision() -> str:
 def table(manifest: dict[str, Any], done: list[dict[str, Any]]) -> str:
     """The paper's figures and ours as Markdown: mean (standard deviation) over the seeds that ran, in the test set."""
     found = {run["id"]: run for run in done}
-    columns = manifest["columns"]
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in runs(manifest):
         groups.setdefault((run["data"], run["label"]), []).append(run)
     lines = []
     for data, paper in manifest["paper"].items():
+        columns = columns_of(manifest, data)
         best = {name: max((row[name] for row in paper.values() if name in row), default=None) for name in columns}
         head = ["", "seeds", *columns]
         lines += ["", f"**{data}**", "", f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
@@ -94,6 +105,7 @@ def table(manifest: dict[str, Any], done: list[dict[str, Any]]) -> str:
             cells = [cell(column, [test[column] for test in tests], best[column]) for column in columns]
             ran = str(len(tests)) if len(tests) == len(group) else f"{len(tests)} of {len(group)}"
             lines.append(f"| {label} | {ran} | " + " | ".join(cells) + " |")
+        lines += ["", manifest["notes"][data]] if data in manifest.get("notes", {}) else []
     missing = [title(run) for run in runs(manifest) if run["id"] not in found]
     lines += ["", "**Bold**: above all of the paper's columns.", "", f"Runs missing: {len(missing)}."]
     return "\n".join([*lines, *(f"- {name}" for name in missing)]).strip()
