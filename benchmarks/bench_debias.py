@@ -42,9 +42,10 @@ class Setting(NamedTuple):
     items: int = 400
     intents: int = 8
     clicks: int = 20
-    epochs: int = 12
+    epochs: int = 15
     rounds: int = 5
     clicks_a_round: int = 6
+    epochs_a_round: int = 6
     explore: float = 0.2  # of a round's impressions, made by the first policy
     shown: int = 20  # items of a user's list in the loop
 
@@ -58,7 +59,7 @@ class Log(NamedTuple):
     world: World
 
 
-Method = Callable[[Log, Setting, int], Model]
+Method = Callable[[Log, int, int], Model]  # of a log, epochs and a seed
 
 
 def trained(model: Model, clicks: Histories, epochs: int, seed: int) -> Model:
@@ -132,7 +133,7 @@ def loop(method: Method, log: Log, setting: Setting, seed: int, rng: np.random.G
     rows = []
     for number in range(setting.rounds + 1):
         if number:
-            scores = logits(method(log, setting, seed), log.clicks)
+            scores = logits(method(log, setting.epochs_a_round, seed), log.clicks)
             listed = np.zeros_like(truth)
             np.put_along_axis(listed, np.argpartition(-scores, setting.shown, axis=1)[:, : setting.shown], 1.0, axis=1)
             policy = setting.explore * log.policy + (1 - setting.explore) * listed / setting.shown
@@ -197,8 +198,8 @@ class _Policy(nn.Module):
 
 
 def method(make: Callable[..., Model], **options: Any) -> Method:
-    def train(log: Log, setting: Setting, seed: int) -> Model:
-        return trained(make(log, seed=seed, **SHARED, **options), log.clicks, setting.epochs, seed)
+    def train(log: Log, epochs: int, seed: int) -> Model:
+        return trained(make(log, seed=seed, **SHARED, **options), log.clicks, epochs, seed)
 
     return train
 
@@ -227,7 +228,7 @@ METHODS: dict[str, Method] = {
     "CLRec, impressions": method(ImpressionNegatives, negatives=1024),
     "CLRec, batch": method(on_items(CLRec), negatives=513),
     "CLRec, cached queue": method(on_items(CLRec), negatives=2560),
-    "Multi-CLRec": method(on_items(MultiCLRec), intents=8, served=8, main=513, secondary=512),
+    "Multi-CLRec": method(on_items(MultiCLRec), intents=8, served=2, main=513, secondary=512),
 }
 LOOPED = ("full softmax", "IPW, popularity", "CLRec, batch")
 
@@ -248,7 +249,7 @@ def run(setting: Setting, seeds: Sequence[int]) -> dict[str, Any]:
                 measured.append(row | against_truth(scores, log))
             for label, method in METHODS.items():
                 started = time.process_time()
-                found = against_truth(logits(method(log, setting, seed), clicks), log)
+                found = against_truth(logits(method(log, setting.epochs, seed), clicks), log)
                 measured.append({"policy": name, "method": label, "seed": seed} | found)
                 took = f"{time.process_time() - started:.0f} s"
                 print(f"{name}, {label}, seed {seed}: KL {found['KL']:.3f}, {took}", flush=True)

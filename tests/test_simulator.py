@@ -82,7 +82,9 @@ def test_divergence_and_rank_correlation_by_hand() -> None:
 
 def small_log() -> tuple[Log, Setting]:
     rng = np.random.default_rng(0)
-    setting = Setting(users=60, items=40, intents=4, clicks=6, epochs=1, rounds=2, clicks_a_round=2, shown=10)
+    setting = Setting(
+        users=60, items=40, intents=4, clicks=6, epochs=1, rounds=2, clicks_a_round=2, epochs_a_round=1, shown=10
+    )
     made = world(setting.users, setting.items, setting.intents, rng)
     clicks, impressions = show(made.policy(0.8), made.preference(), setting.clicks, rng)
     return Log(clicks, impressions, made.policy(0.8), made), setting
@@ -105,7 +107,7 @@ def test_every_method_learns_from_a_log_and_the_loop_has_a_row_a_round() -> None
     log, setting = small_log()
     assert rows(log.clicks) == rows(small_log()[0].clicks)
     for label, method in METHODS.items():
-        scores = method(log, setting, 0).scores(log.clicks)
+        scores = method(log, setting.epochs, 0).scores(log.clicks)
         assert scores[:, 1:].isfinite().all(), label
         assert scores[:, 1:].std() > 0, label
     found = loop(METHODS["CLRec, batch"], log, setting, 0, np.random.default_rng(0))
