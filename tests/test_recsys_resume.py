@@ -65,8 +65,8 @@ def split(table: Path) -> Split:
     return Interactions.read(table, user="who", item="what", time="when").split()
 
 
-def small(model_class: type, split: Split) -> Any:
-    return model_class(split.items, seed=0, **SETTINGS[model_class])
+def small(model_class: type, split: Split, **options: Any) -> Any:
+    return model_class(split.items, seed=0, **SETTINGS[model_class] | options)
 
 
 def untimed(folder: Path) -> list[dict[str, Any]]:
@@ -133,9 +133,22 @@ class Stop(BaseException):
     """Ends a training as Ctrl-C would."""
 
 
-@pytest.mark.parametrize("model_class", [SASRec, CLRec, MultiCLRec, BERT4Rec, ContrastVAE])
+@pytest.mark.parametrize(
+    ("model_class", "more"),
+    [
+        (SASRec, {}),
+        (CLRec, {}),
+        (CLRec, {"encoder": "sasrec", "batch": 15, "negatives_from": "ids"}),
+        (CLRec, {"momentum": 0.9, "tasks": ("u2i", "u2u")}),
+        (CLRec, {"objective": "ipw", "propensity": "learned"}),
+        (CLRec, {"objective": "negative_sampling", "samples": 3}),
+        (MultiCLRec, {}),
+        (BERT4Rec, {}),
+        (ContrastVAE, {}),
+    ],
+)
 def test_stopped_before_any_of_its_writes(
-    model_class: type, split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_class: type, more: dict[str, Any], split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, left = checkpoint.write_bytes, 10**9
 
@@ -148,21 +161,21 @@ def test_stopped_before_any_of_its_writes(
 
     monkeypatch.setattr(checkpoint, "write_bytes", write_or_stop)
     whole, options = tmp_path / "whole", {"epochs": 2, "save_every": 0.0, "progress": False}
-    history = fit(small(model_class, split), split, out=whole, **options)
+    history = fit(small(model_class, split, **more), split, out=whole, **options)
     writes = 10**9 - left
     assert writes > 3 + 3 * len(history), "nothing was written within an epoch"
     for stop in range(writes):
         run = tmp_path / f"run{stop}"
         left = stop
         with pytest.raises(Stop):
-            fit(small(model_class, split), split, out=run, **options)
+            fit(small(model_class, split, **more), split, out=run, **options)
         left = 10**9
         if (run / "config.json").exists():
             resume(run, split, progress=False)
         else:
             with pytest.raises(FileNotFoundError, match="not a run folder"):
                 resume(run, split, progress=False)
-            fit(small(model_class, split), split, out=run, **options)
+            fit(small(model_class, split, **more), split, out=run, **options)
         assert_same_run(run, whole)
 
 

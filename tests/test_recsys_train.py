@@ -75,19 +75,23 @@ def runs(tmp_path_factory):
     [
         (SASRec, {"loss": "softmax", "batch": 10, "dropout": 0.0}, 60),
         (SASRec, {"loss": "bce", "batch": 10, "dropout": 0.0}, 200),
-        (CLRec, {"batch": 32, "negatives": 64}, 120),
-        (CLRec, {"batch": 32, "negatives": 64, "duplicates": "exclude"}, 120),
-        (CLRec, {"objective": "sampled_softmax", "batch": 32, "negatives": 64}, 40),
-        (CLRec, {"objective": "negative_sampling", "batch": 32, "samples": 8}, 120),
-        (CLRec, {"objective": "shared_negatives", "batch": 32, "negatives": 64}, 120),
-        (CLRec, {"objective": "ipw", "propensity": "learned", "batch": 32}, 80),
-        (CLRec, {"objective": "full_softmax", "batch": 32}, 40),
-        (CLRec, {"encoder": "sasrec", "batch": 10, "negatives": 64, "dropout": 0.0}, 30),
+        (CLRec, {"negatives": 64}, 60),
+        (CLRec, {"negatives": 64, "duplicates": "exclude"}, 60),
+        (CLRec, {"negatives": 64, "negatives_from": "ids"}, 40),
+        (CLRec, {"negatives_from": "batch"}, 60),
+        (CLRec, {"negatives": 64, "momentum": 0.9}, 60),
+        (CLRec, {"negatives": 64, "tasks": ("u2i", "u2u")}, 100),
+        (CLRec, {"negatives": 64, "encoder": "sasrec", "batch": 10, "dropout": 0.0}, 40),
+        (CLRec, {"negatives": 64, "objective": "sampled_softmax"}, 40),
+        (CLRec, {"samples": 8, "objective": "negative_sampling"}, 60),
+        (CLRec, {"negatives": 64, "objective": "shared_negatives"}, 100),
+        (CLRec, {"objective": "ipw", "propensity": "learned"}, 80),
+        (CLRec, {"objective": "full_softmax"}, 40),
     ],
 )
 def test_fifty_users_are_learned_by_heart(model_class, options, epochs):
     split = memory()
-    model = model_class(split.items, seed=0, **options)
+    model = model_class(split.items, seed=0, **{"batch": 32} | options)
     before = evaluate(model.eval(), split.test, counts=split.counts, k=(1,))["recall@1"]
     fit(model, split, epochs=epochs, lr=1e-2, progress=False)
     assert before < 0.1

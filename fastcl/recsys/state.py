@@ -89,10 +89,11 @@ class Progress:
 def save(folder: Path, model: Model, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
     """Replaces last.safetensors; every process calls it, the first one writes.
 
-    Parameters and the optimiser are alike in all processes; buffers (a queue) and random states are each one's own.
+    What learns and the optimiser are alike in all processes; frozen parameters (an encoder that follows another),
+    buffers (a queue) and random states are each one's own.
     """
     safetensors = checkpoint.require_safetensors()
-    names = {name for name, _ in model.named_parameters()}
+    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items() if name in names}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():

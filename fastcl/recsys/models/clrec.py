@@ -13,15 +13,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-import fastcl
+from fastcl.momentum import momentum_update
+from fastcl.negatives import NegativeQueue
 from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, log_shares, newest, pack, time_buckets
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.models.base import Model
-from fastcl.recsys.models.clrec_encoders import ENCODERS, ItemEncoder
+from fastcl.recsys.models.clrec_encoders import ENCODERS, FEATURES, ItemEncoder, UserEncoder, initialise
 from fastcl.recsys.models.clrec_objectives import DUPLICATES, OBJECTIVES, Pairs, draw
 from fastcl.recsys.models.clrec_propensities import PROPENSITIES
+from fastcl.recsys.models.clrec_queues import SOURCES, follower
+from fastcl.recsys.models.clrec_tasks import TASKS, Later, later, pick, u2u
 from fastcl.recsys.options import above, at_least, between, one_of
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
@@ -34,9 +37,16 @@ class CLRecConfig:
     objective: "clrec", or a loss that the paper compares with: "sampled_softmax" (`negatives` items drawn by their
         clicks, with log q), "negative_sampling" (`samples` drawn for each pair by clicks ** 0.75, binary decisions),
         "shared_negatives" (`negatives` of those for all pairs), "full_softmax", "ipw" (that, weighted by 1 / q(y|x)).
+    negatives_from: beside the batch, a queue of the "vectors" of earlier positives (the paper's variant c) or of their
+        "ids", encoded again each step so that they learn too (b); "batch" has none beside it (a).
+    momentum: above 0, queued vectors come from encoders that follow the trained ones, momentum old + (1 - momentum)
+        new each step (MoCo, He et al. 2020, has 0.999; here the batch's own positives still learn).
+    features: of items, used "everywhere", or for "clicks" alone, not for targets and negatives (the paper's Table 6).
     propensity: of "ipw", "popularity" (q is the item's share of the clicks) or "learned" (a small multinomial model of
         the click before, trained alongside); a module of your own: set `model.propensity`. weight_limit: the largest
         weight of a pair, 1 being that of equal propensities.
+    tasks: "u2i", the next click, or "u2i,u2u": beside it, telling a user's later clicks (up to nine) from other users',
+        by their vectors and with a queue of its own, which holds vectors unless negatives_from is "batch".
     encoder: "pooling", the paper's, or "sasrec", the Transformer of its public tables (max_len 50 and duplicates of
         its own in the paper's code).
     batch: spans a batch. With "pooling" a span is a (history, next click) pair; with "sasrec" it is a window of at most
@@ -51,6 +61,7 @@ class CLRecConfig:
 
     encoder: str = "pooling"
     objective: str = "clrec"
+    tasks: tuple[str, ...] = ("u2i",)
     dim: int = 64
     heads: int = 4
     hidden: int = 64
@@ -59,6 +70,9 @@ class CLRecConfig:
     dropout: float = 0.2
     batch: int = 256
     negatives: int = 2560
+    negatives_from: str = "vectors"
+    momentum: float = 0.0
+    features: str = "everywhere"
     samples: int = 64
     propensity: str = "popularity"
     weight_limit: float = 10.0
@@ -74,11 +88,19 @@ class CLRecConfig:
     def __post_init__(self) -> None:
         one_of(ENCODERS, "encoder", self.encoder)
         one_of(OBJECTIVES, "objective", self.objective)
+        if self.tasks not in TASKS:
+            raise ValueError(f"tasks: expected u2i or u2i,u2u, got {','.join(self.tasks) or 'none'}")
+        one_of(SOURCES, "negatives_from", self.negatives_from)
+        one_of(FEATURES, "features", self.features)
         one_of(PROPENSITIES, "propensity", self.propensity)
         for name in ("dim", "heads", "hidden", "blocks", "max_len", "batch", "samples"):
             at_least(1, name, getattr(self, name))
-        at_least(self.batch + 1 if OBJECTIVES[self.objective].queue else 1, "negatives", self.negatives)
-        between(0.0, 1.0, "dropout", self.dropout)
+        queued = self.negatives_from != "batch" and (OBJECTIVES[self.objective].queue or "u2u" in self.tasks)
+        at_least(self.batch + 1 if queued else 1, "negatives", self.negatives)
+        for name in ("dropout", "momentum"):
+            between(0.0, 1.0, name, getattr(self, name))
+        if self.momentum and not (queued and ("u2u" in self.tasks or self.negatives_from == "vectors")):
+            raise ValueError(f"momentum: expected 0 where no vectors are queued, got {self.momentum}")
         for name in ("temperature", "weight_limit", "lr"):
             above(0.0, name, getattr(self, name))
         one_of(DUPLICATES, "duplicates", self.duplicates)
@@ -91,7 +113,7 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 class Batch(NamedTuple):
-    """`row`, `at` and `drawn` are empty where a model has no use for them."""
+    """What follows the target is left out where a model has no use for it."""
 
     clicks: Packed
     item: Tensor  # int64 [n]
@@ -100,6 +122,7 @@ class Batch(NamedTuple):
     at: Tensor = _NONE  # int64 [N], the packed row that each target follows
     row: Tensor = _NONE  # int64 [N], the history, of those that `batches` was given
     drawn: Tensor = _NONE  # int64 [M] or [N, K], what the objective draws
+    later: Later | None = None
 
 
 class CLRec(Model):
@@ -108,9 +131,9 @@ class CLRec(Model):
     An item is its id embedding plus the concatenation of its features' embeddings (means over several values). A user
     is several weighted sums of the past clicks, themselves summed by weight, or the last state of a Transformer. In the
     first, a click adds its time bucket (of the time up to the history's newest click, so nothing of the target is
-    known) and its backward position (the earliest click at zero). Negatives are the batch's other positives and the
-    queue of earlier ones (the paper's variant c, which caches vectors), so they appear as often as they are clicked. No
-    log q correction: the optimum is preference over exposure.
+    known) and its backward position (the earliest click at zero). Negatives are the batch's other positives and a
+    queue of earlier ones, so they appear as often as they are clicked. No log q correction: the optimum is preference
+    over exposure.
 
     Args:
         items: the item table with its features; the ids outside belong to it.
@@ -135,20 +158,21 @@ class CLRec(Model):
             torch.manual_seed(seed)
             self.item = ItemEncoder(items, config.dim)
             self.user = ENCODERS[config.encoder](config)
-            for module in self.modules():
-                # Normal everywhere (appendix B.2), so that normalised vectors start evenly spread over the sphere.
-                for name, parameter in module.named_parameters(recurse=False):
-                    if name.endswith("bias"):
-                        nn.init.zeros_(parameter)
-                    elif not isinstance(module, nn.LayerNorm):
-                        nn.init.normal_(parameter, std=config.dim**-0.5)
+            initialise(self)
             self.propensity = PROPENSITIES[config.propensity](len(items)) if self.objective.weighs else None
         learns = self.propensity is not None and any(True for _ in self.propensity.parameters())
-        self.part_names = (config.objective, "propensity") if learns else ("loss",)
+        names = (*config.tasks, *(["propensity"] if learns else []))
+        self.part_names = names if len(names) > 1 else ("loss",)
+        self.source, self.features = SOURCES[config.negatives_from], FEATURES[config.features]
         size = config.negatives - config.batch
-        self.queue = fastcl.NegativeQueue(size, config.dim) if self.objective.queue else None
+        self.queue = self.source.queue(size, config.dim) if self.objective.queue else None
+        both = "u2u" in config.tasks
+        self.later_queue = NegativeQueue(size, config.dim) if both and config.negatives_from != "batch" else None
+        self.item_follower = follower(self.item) if config.momentum else None
+        self.user_follower = follower(self.user) if config.momentum and both else None
         self.register_buffer("log_share", torch.zeros(len(items)), persistent=False)
-        self._positives = torch.empty(0, config.dim)  # of the last loss, on their way into the queue
+        # Of the last loss, on their way into the queues.
+        self._positives, self._later = torch.empty(0, config.dim), torch.empty(0, config.dim)
 
     def forward(self, x: Tensor, bucket: Tensor, clicks: Packed) -> Tensor:
         """Encoded clicks x [n, D] with their buckets [n] to normalised users [N, D]."""
@@ -157,16 +181,19 @@ class CLRec(Model):
     def encode(self, histories: Histories) -> Tensor:
         """[B, D], the normalised user vector of each history."""
         clicks, item, bucket = self._clicks(histories, newest(histories, self.config.max_len))
-        distinct, place = item.unique(return_inverse=True)
-        x = F.embedding(place, self.item(distinct))
-        return self.user.served(self(x, bucket, clicks), clicks)
+        return self._served(self.item, self.user, clicks, item, bucket)
+
+    def _served(self, items: ItemEncoder, users: UserEncoder, clicks: Packed, item: Tensor, bucket: Tensor) -> Tensor:
+        x, _ = self.features.both(items, item, item[:0])
+        return F.normalize(users.served(users(x, bucket, clicks), clicks), dim=-1)
 
     def item_vectors(self) -> Tensor:
         """[I+1, D], normalised encoded items / temperature: a score is cosine / temperature."""
         return self._every_item() / self.config.temperature
 
     def _every_item(self) -> Tensor:
-        return F.normalize(self.item(torch.arange(len(self.items) + 1, device=self.device)), dim=-1)
+        every = torch.arange(len(self.items) + 1, device=self.device)
+        return F.normalize(self.features.scored(self.item, every), dim=-1)
 
     def loss(self, batch: Batch) -> Tensor:
         return torch.stack(list(self.parts(batch).values())).sum()
@@ -175,36 +202,54 @@ class CLRec(Model):
         pairs = self._pairs(batch)
         self._positives = pairs.positive.detach()
         parts = [self.objective.loss(pairs, self.config)]
-        if len(self.part_names) > 1:
+        if batch.later is not None:
+            parts.append(self._u2u(pairs.user, batch.later))
+        if "propensity" in self.part_names:
             parts.append(-pairs.log_q.mean())
         return dict(zip(self.part_names, parts, strict=True))
 
+    def _u2u(self, user: Tensor, later: Later) -> Tensor:
+        after = self._served(self.item, self.user, later.clicks, later.item, later.bucket)
+        self._later = after.detach()
+        queued = None if self.later_queue is None else self.later_queue.newest(self.config.negatives - len(after))
+        return u2u(user[later.pair], after, later.row, queued, self.config.temperature)
+
     def _pairs(self, batch: Batch) -> Pairs:
-        # Each distinct item of the batch is encoded once.
-        sizes = [len(batch.item), len(batch.target), batch.drawn.numel()]
-        distinct, place = torch.cat([batch.item, batch.target, batch.drawn.flatten()]).unique(return_inverse=True)
-        x, positive, keys = F.embedding(place, self.item(distinct)).split(sizes)
+        drawn, queued = batch.drawn, None
+        if self.queue is not None:
+            drawn, queued = self.source.read(self.queue, max(0, self.config.negatives - len(batch.target)))
+        x, scored = self.features.both(self.item, batch.item, torch.cat([batch.target, drawn.flatten()]))
+        positive, keys = F.normalize(scored, dim=-1).split([len(batch.target), drawn.numel()])
         log_q = x.new_empty(0)
         if self.propensity is not None:
             log_q = self.propensity(batch.item[batch.at], batch.target, self.log_share)
-        few = min(len(batch.target), self.config.negatives)
         return Pairs(
             user=self(x, batch.bucket, batch.clicks),
-            positive=F.normalize(positive, dim=-1),
+            positive=positive,
             target=batch.target,
             window=batch.clicks.row[batch.at],
-            drawn=batch.drawn,
-            keys=F.normalize(keys, dim=-1).unflatten(0, batch.drawn.shape),
-            queued=None if self.queue is None else self.queue.newest(self.config.negatives - few),
+            drawn=drawn,
+            keys=keys.unflatten(0, drawn.shape),
+            queued=queued,
             items=lambda: self._every_item()[1:],
             log_share=self.log_share,
             log_q=log_q,
         )
 
     def after_step(self, batch: Batch) -> None:
-        """The batch's encoded positives, as the loss computed them, join the queue."""
+        """The batch's positives join the queues, as the loss encoded them or as the followers do."""
+        positives, after = self._positives, self._later
+        if self.item_follower is not None:
+            momentum_update(self.item_follower, self.item, self.config.momentum)
+            positives = F.normalize(self.features.scored(self.item_follower, batch.target), dim=-1)
+        if self.item_follower is not None and self.user_follower is not None and batch.later is not None:
+            momentum_update(self.user_follower, self.user, self.config.momentum)
+            with torch.no_grad():
+                after = self._served(self.item_follower, self.user_follower, *batch.later[:3])
         if self.queue is not None:
-            self.queue.push(self._positives, ids=batch.target)
+            self.queue.push(self.source.entry(positives, batch.target), ids=batch.target)
+        if self.later_queue is not None and batch.later is not None:
+            self.later_queue.push(after, ids=batch.later.row)
 
     def steps(self, train: Histories) -> int:
         return batch_count(self.user.spans(train, self.config.max_len), self.config.batch)
@@ -220,7 +265,15 @@ class CLRec(Model):
             row = part.row[clicks.row[at].numpy(force=True)]
             target = self.tensor(train.item[follows])
             drawn = draw(self.log_share, self.objective.power, self.objective.shape(len(at), self.config), rng)
-            yield Batch(clicks, item, bucket, target, at, self.tensor(row), self.tensor(drawn))
+            then = self._later_clicks(train, follows, row, clicks.row[at], rng) if "u2u" in self.config.tasks else None
+            yield Batch(clicks, item, bucket, target, at, self.tensor(row), self.tensor(drawn), then)
+
+    def _later_clicks(
+        self, train: Histories, follows: np.ndarray, row: np.ndarray, window: Tensor, rng: np.random.Generator
+    ) -> Later:
+        pair = pick(window.numpy(force=True), rng)
+        clicks, item, bucket = self._clicks(train, later(train, follows[pair], row[pair], self.config.max_len))
+        return Later(clicks, item, bucket, self.tensor(pair), self.tensor(row[pair]))
 
     def _clicks(self, histories: Histories, spans: Spans) -> tuple[Packed, Tensor, Tensor]:
         clicks = pack(spans, self.device)

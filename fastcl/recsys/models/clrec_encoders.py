@@ -8,7 +8,8 @@ clrec.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from fastcl.recsys.batching import Packed, Spans, prefixes, windows
 from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.layers import CausalBlock, MultiAtt, WeightedHeads
+
+SHORT = 0.02  # standard deviation of an embedding at the start
 
 if TYPE_CHECKING:
     from fastcl.recsys.models.clrec import CLRecConfig
@@ -41,11 +44,41 @@ class ItemEncoder(nn.Module):
             self.register_buffer(f"codes_{nth}", torch.from_numpy(feature.codes), persistent=False)
 
     def forward(self, item: Tensor) -> Tensor:  # int64 [U] -> [U, D]
-        x = self.id(item)
-        if len(self.features):
-            values = [bag(self.get_buffer(f"codes_{nth}")[item]) for nth, bag in enumerate(self.features)]
-            x = x + torch.cat(values, -1)
-        return x
+        return self.id(item) + self.described(item) if len(self.features) else self.id(item)
+
+    def described(self, item: Tensor) -> Tensor:
+        """[U, D], what the features add."""
+        values = [bag(self.get_buffer(f"codes_{nth}")[item]) for nth, bag in enumerate(self.features)]
+        return torch.cat(values, -1) if values else torch.zeros(len(item), self.id.embedding_dim, device=item.device)
+
+
+class Features(NamedTuple):
+    """Where the features of items are used."""
+
+    both: Callable[[ItemEncoder, Tensor, Tensor], tuple[Tensor, Tensor]]  # clicks [n], targets and negatives [m]
+    scored: Callable[[ItemEncoder, Tensor], Tensor]  # the latter alone
+
+
+def _distinct(encode: Callable[[Tensor], Tensor], item: Tensor) -> Tensor:
+    """[n, D]: no item is encoded twice."""
+    distinct, place = item.unique(return_inverse=True)
+    return F.embedding(place, encode(distinct))
+
+
+def _everywhere(encoder: ItemEncoder, clicked: Tensor, scored: Tensor) -> tuple[Tensor, Tensor]:
+    x, y = _distinct(encoder, torch.cat([clicked, scored])).split([len(clicked), len(scored)])
+    return x, y
+
+
+def _clicks(encoder: ItemEncoder, clicked: Tensor, scored: Tensor) -> tuple[Tensor, Tensor]:
+    x, y = _distinct(encoder.id, torch.cat([clicked, scored])).split([len(clicked), len(scored)])
+    return x + _distinct(encoder.described, clicked), y
+
+
+FEATURES: dict[str, Features] = {
+    "everywhere": Features(_everywhere, lambda encoder, item: encoder(item)),
+    "clicks": Features(_clicks, lambda encoder, item: encoder.id(item)),
+}
 
 
 class UserEncoder(nn.Module, ABC):
@@ -150,3 +183,19 @@ class Transformer(UserEncoder):
 
 
 ENCODERS: dict[str, type[UserEncoder]] = {"pooling": Pooling, "sasrec": Transformer}
+
+
+def initialise(model: nn.Module) -> None:
+    """Normal everywhere (appendix B.2), so that normalised vectors start evenly spread over the sphere; biases zero.
+
+    Embeddings start short, as Glorot's rule has it for tables of some thousand rows: a step of the optimiser then turns
+    a vector further, and rarely clicked items learn in fewer epochs.
+    """
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                nn.init.normal_(parameter, std=SHORT)
+            elif not isinstance(module, nn.LayerNorm):
+                nn.init.xavier_normal_(parameter)
