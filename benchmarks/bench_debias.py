@@ -42,10 +42,10 @@ class Setting(NamedTuple):
     items: int = 400
     intents: int = 8
     clicks: int = 20
-    epochs: int = 15
+    epochs: int = 12
     rounds: int = 5
     clicks_a_round: int = 6
-    epochs_a_round: int = 6
+    epochs_a_round: int = 5
     explore: float = 0.2  # of a round's impressions, made by the first policy
     shown: int = 20  # items of a user's list in the loop
 
@@ -159,7 +159,7 @@ class ImpressionNegatives(CLRec):
     """CLRec where its theorem holds: negatives drawn from the impressions, which follow q(y), not from the clicks."""
 
     def __init__(self, log: Log, **options: Any) -> None:
-        super().__init__(log.world.items, **options)
+        super().__init__(log.world.items, negatives_from="batch", **options)
         self.objective = Objective(_contrastive)
         self._share = log.impressions[1:] / log.impressions.sum()
 
@@ -214,9 +214,9 @@ SHARED: dict[str, Any] = {
     "dim": 32,
     "hidden": 32,
     "max_len": 20,
-    "dropout": 0.1,
+    "dropout": 0.3,
     "batch": 512,
-    "lr": 3e-3,
+    "lr": 1e-3,
     "time_cuts": (),
 }
 METHODS: dict[str, Method] = {
@@ -226,8 +226,9 @@ METHODS: dict[str, Method] = {
     "IPW, popularity": method(on_items(CLRec), objective="ipw", propensity="popularity"),
     "IPW, learned": method(on_items(CLRec), objective="ipw", propensity="learned"),
     "CLRec, impressions": method(ImpressionNegatives, negatives=1024),
-    "CLRec, batch": method(on_items(CLRec), negatives=513),
-    "CLRec, cached queue": method(on_items(CLRec), negatives=2560),
+    "CLRec, batch": method(on_items(CLRec), negatives_from="batch"),
+    "CLRec, queue of ids": method(on_items(CLRec), negatives_from="ids"),
+    "CLRec, queue of vectors": method(on_items(CLRec), negatives_from="vectors"),
     "Multi-CLRec": method(on_items(MultiCLRec), intents=8, served=2, main=513, secondary=512),
 }
 LOOPED = ("full softmax", "IPW, popularity", "CLRec, batch")

@@ -93,7 +93,10 @@ def test_parts_of_the_loss_are_those_of_one_process(table: Path, runs: Path) -> 
 
 @pytest.mark.parametrize(
     ("name", "queues"),
-    [("clrec", {"queue": 29, "later_queue": 29}), ("multi_clrec", {"queues.main": 10} | {f"queues.secondary.{h}": 9 for h in range(3)})],
+    [
+        ("clrec", {"queue": 29, "later_queue": 29}),
+        ("multi_clrec", {"queues.main": 10} | {f"queues.secondary.{h}": 9 for h in range(3)}),
+    ],
 )
 def test_every_process_has_its_own_queues_and_all_are_kept(name: str, queues: dict[str, int], runs: Path) -> None:
     tensors = load_file(runs / name / "last.safetensors")
