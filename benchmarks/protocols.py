@@ -64,8 +64,11 @@ def _shown(scorer: Scorer, cases: Cases) -> dict[str, Any]:
     assert found.shown is not None, "full ranking keeps what it showed"
     test = _drawn(scorer, cases) | measure(found, _OF_ALL)
     test["target diversity"] = float(len(np.unique(cases.target)))
-    shares = report.shown_shares(found.shown[found.k.index(10)], found.counts)
-    return {"test": test, "impressions": [round(share, 5) for share in shares]}
+    shares = {
+        "impressions": report.shown_shares(found.shown[found.k.index(10)], found.counts),
+        "train clicks": report.shown_shares(found.counts, found.counts),
+    }
+    return {"test": test} | {name: [round(share, 5) for share in values] for name, values in shares.items()}
 
 
 def repeats(scorer: Scorer) -> Protocol:

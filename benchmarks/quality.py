@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ import torch
 from benchmarks.common import machine, write_json
 from benchmarks.sources import SPLITS
 from benchmarks.study import Plan, measure
+from fastcl.recsys import pictures
+from fastcl.recsys.checkpoint import write_bytes
 from fastcl.recsys.report import number
 
 HERE = Path(__file__).parent
@@ -111,6 +114,21 @@ def table(manifest: dict[str, Any], done: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, *(f"- {name}" for name in missing)]).strip()
 
 
+def drawn(manifest: dict[str, Any], done: list[dict[str, Any]]) -> bytes | None:
+    """CLRec's figure 4 and what its diversity costs, of the first seed of every row that ran; None before any did."""
+    ids = {run["id"] for run in runs(manifest)}
+    panels: list[pictures.Draw] = []
+    for data in manifest["paper"]:
+        rows = {run["label"]: run for run in reversed(done) if run["data"] == data and run["id"] in ids}
+        clicks = [run["train clicks"] for run in rows.values() if "train clicks" in run]
+        if clicks:
+            shares = {"train clicks": clicks[0]} | {label: run["impressions"] for label, run in rows.items()}
+            at = {label: (run["test"]["recall@10"], run["test"]["diversity@10"]) for label, run in rows.items()}
+            panels.append(partial(pictures.impressions, shares=shares, title=f"{data}: top 10 of all test users"))
+            panels.append(partial(pictures.points, values=at, title=data, x="recall@10", y="diversity@10"))
+    return pictures.png(pictures.side_by_side(*panels)) if panels else None
+
+
 def cell(column: str, values: list[float], least: float | None) -> str:
     if not values:
         return "missing"
@@ -133,6 +151,7 @@ def main() -> None:
     )
     option("--data", type=Path, default=os.environ.get("FASTCL_DATA"), help="folder of the data (or FASTCL_DATA)")
     option("--states", type=Path, default="runs/studies", help="folder of checkpoints (default: %(default)s)")
+    option("--draw", type=Path, metavar="PNG", help="also draw what is shown to whom, where that was measured")
     option("--threads", type=int, default=torch.get_num_threads(), help="(default: %(default)s)")
     args = parser.parse_args()
     manifest = json.loads((HERE / "studies" / f"{args.paper}.json").read_text())
@@ -143,6 +162,8 @@ def main() -> None:
         torch.set_num_threads(args.threads)
         work(manifest, results, Path(args.data), args.states, args.only)
     print(table(manifest, read(results)))
+    if args.draw and (picture := drawn(manifest, read(results))):
+        write_bytes(args.draw, picture)
 
 
 if __name__ == "__main__":
