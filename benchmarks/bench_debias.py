@@ -10,29 +10,30 @@ round shows what the model of the rounds before recommends. Writes results/debia
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 
-import fastcl
 from benchmarks.common import RESULTS, hardware, markdown, write_json, write_text
-from benchmarks.simulator import World, divergence, joined, rank_correlation, show, world
-from benchmarks.study import epoch
-from fastcl.recsys import CLRec, MultiCLRec, pictures
+from benchmarks.debias_methods import METHODS, Log, Method
+from benchmarks.simulator import divergence, joined, rank_correlation, show, world
+from fastcl.recsys import pictures
 from fastcl.recsys.checkpoint import write_bytes
 from fastcl.recsys.data import Histories
 from fastcl.recsys.measures import gini
 from fastcl.recsys.models import Model
-from fastcl.recsys.models.clrec import Batch, CLRecConfig
-from fastcl.recsys.models.clrec_objectives import Objective, Pairs
 
 POLICIES = {"popularity": 0.0, "intents": 0.8}  # name -> World.policy's share of the intents
 K = 10
+ABOUT = f"""KL: of the softmax of the scores from p(click | user, item) made to add up to 1, in nats. rank corr.:
+Spearman's, of scores and p(click). recall@{K}: of a click made where all items are shown alike. recall@{K}, log: of one
+made under the log's own policy. taste: mean p(click) of the listed items. diversity: distinct items in all users' lists.
+popularity: impressions in the log of a listed item, the greatest of the trained methods being 1. Mean (standard
+deviation) over the seeds, each of which is another world. Optima are computed from the world, as if a user were known
+in full from the history and every item were clicked often."""
 
 
 class Setting(NamedTuple):
@@ -48,31 +49,6 @@ class Setting(NamedTuple):
     epochs_a_round: int = 5
     explore: float = 0.2  # of a round's impressions, made by the first policy
     shown: int = 20  # items of a user's list in the loop
-
-
-class Log(NamedTuple):
-    """What a method may see (clicks, and for some the impressions), and what only the world knows."""
-
-    clicks: Histories
-    impressions: np.ndarray  # int64 [I+1]
-    policy: np.ndarray  # [U, I]
-    world: World
-
-
-Method = Callable[[Log, int, int], Model]  # of a log, epochs and a seed
-
-
-def trained(model: Model, clicks: Histories, epochs: int, seed: int) -> Model:
-    """By Adam with a falling learning rate; no epoch is chosen, since what there is to choose by is biased too."""
-    rng = np.random.default_rng(seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=model.config.lr, betas=(0.9, 0.98), fused=True)
-    steps = epochs * model.steps(clicks)
-    schedule = LambdaLR(optimizer, lambda step: 1.0 - step / steps)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for _ in range(epochs):
-            epoch(model, clicks, optimizer, schedule, rng)
-    return model.eval()
 
 
 def logits(model: Model, clicks: Histories) -> np.ndarray:
@@ -155,82 +131,6 @@ def spread(values: Sequence[float], digits: int) -> str:
     return f"{mean} ({statistics.stdev(values):.{digits}f})" if len(values) > 1 else mean
 
 
-class ImpressionNegatives(CLRec):
-    """CLRec where its theorem holds: negatives drawn from the impressions, which follow q(y), not from the clicks."""
-
-    def __init__(self, log: Log, **options: Any) -> None:
-        super().__init__(log.world.items, negatives_from="batch", **options)
-        self.objective = Objective(_contrastive)
-        self._share = log.impressions[1:] / log.impressions.sum()
-
-    def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
-        for batch in super().batches(train, rng):
-            drawn = 1 + rng.choice(len(self._share), self.config.negatives, p=self._share)
-            yield batch._replace(drawn=self.tensor(drawn))
-
-
-def _contrastive(pairs: Pairs, config: CLRecConfig) -> Tensor:
-    return fastcl.sampled_softmax(pairs.user, pairs.positive, pairs.keys, temperature=config.temperature)
-
-
-class KnownPropensity(CLRec):
-    """Inverse propensity weighting with the policy's own q(y|x)."""
-
-    def __init__(self, log: Log, **options: Any) -> None:
-        super().__init__(log.world.items, objective="ipw", **options)
-        self.propensity = _Policy(log.policy)
-
-    def parts(self, batch: Batch) -> dict[str, Tensor]:
-        assert isinstance(self.propensity, _Policy)
-        self.propensity.row = batch.row
-        return super().parts(batch)
-
-
-class _Policy(nn.Module):
-    row: Tensor
-
-    def __init__(self, policy: np.ndarray) -> None:
-        super().__init__()
-        self.log_q = torch.from_numpy(np.log(policy)).float()
-
-    def forward(self, before: Tensor, target: Tensor, log_share: Tensor) -> Tensor:
-        return self.log_q[self.row, target - 1]
-
-
-def method(make: Callable[..., Model], **options: Any) -> Method:
-    def train(log: Log, epochs: int, seed: int) -> Model:
-        return trained(make(log, seed=seed, **SHARED, **options), log.clicks, epochs, seed)
-
-    return train
-
-
-def on_items(model: Callable[..., Model]) -> Callable[..., Model]:
-    """For models that see the clicks alone."""
-    return lambda log, **options: model(log.world.items, **options)
-
-
-# The same for all of them; the clicks have no times. Of the pooling encoder: the rest is each one's default.
-SHARED: dict[str, Any] = {
-    "dim": 32,
-    "hidden": 32,
-    "max_len": 20,
-    "dropout": 0.3,
-    "batch": 512,
-    "lr": 1e-3,
-    "time_cuts": (),
-}
-METHODS: dict[str, Method] = {
-    "full softmax": method(on_items(CLRec), objective="full_softmax"),
-    "sampled softmax": method(on_items(CLRec), objective="sampled_softmax", negatives=1024),
-    "IPW, known": method(KnownPropensity, weight_limit=100.0),
-    "IPW, popularity": method(on_items(CLRec), objective="ipw", propensity="popularity"),
-    "IPW, learned": method(on_items(CLRec), objective="ipw", propensity="learned"),
-    "CLRec, impressions": method(ImpressionNegatives, negatives=1024),
-    "CLRec, batch": method(on_items(CLRec), negatives_from="batch"),
-    "CLRec, queue of ids": method(on_items(CLRec), negatives_from="ids"),
-    "CLRec, queue of vectors": method(on_items(CLRec), negatives_from="vectors"),
-    "Multi-CLRec": method(on_items(MultiCLRec), intents=8, served=2, main=513, secondary=512),
-}
 LOOPED = ("full softmax", "IPW, popularity", "CLRec, batch")
 
 
@@ -322,7 +222,7 @@ def main() -> None:
     setting = Setting(*(getattr(args, name) for name in Setting._fields))
     found = run(setting, range(args.seeds))
     page = [
-        f"Seeds {args.seeds}; {', '.join(f'{name} {value}' for name, value in setting._asdict().items())}.",
+        f"Seeds {args.seeds}; {', '.join(f'{name} {value}' for name, value in setting._asdict().items())}.\n{ABOUT}",
         *(f"**Exposure by {policy}**\n\n{table(found['measured'], policy)}" for policy in POLICIES),
         f"**Feedback loop, exposure by popularity first**\n\n{loop_table(found['looped'])}",
     ]

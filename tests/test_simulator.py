@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.bench_debias import METHODS, Log, Setting, against_truth, loop, optima
+from benchmarks.bench_debias import Setting, against_truth, loop, optima
+from benchmarks.debias_methods import METHODS, Log
 from benchmarks.simulator import World, divergence, joined, rank_correlation, show, world
 from fastcl.recsys import Histories
 
