@@ -30,7 +30,7 @@ POLICIES = {"popularity": 0.0, "intents": 0.8}  # name -> World.policy's share o
 K = 10
 ABOUT = f"""KL: of the softmax of the scores from p(click | user, item) made to add up to 1, in nats. rank corr.:
 Spearman's, of scores and p(click). recall@{K}: of a click made where all items are shown alike. recall@{K}, log: of one
-made under the log's own policy. taste: mean p(click) of the listed items. diversity: distinct items in all users' lists.
+made under the log's own policy. taste: mean p(click) of the listed items. diversity: distinct items in all the lists.
 popularity: impressions in the log of a listed item, the greatest of the trained methods being 1. Mean (standard
 deviation) over the seeds, each of which is another world. Optima are computed from the world, as if a user were known
 in full from the history and every item were clicked often."""
