@@ -1,6 +1,7 @@
 """What CLRec's negatives cost: from the batch, from ids encoded again, from kept vectors, or drawn for sampled softmax.
 
     python -m benchmarks.bench_negatives [--repeats 30] [--threads 1] [--only ids,categories,text]
+        [--items 50000] [--users 4000] [--output benchmarks/results/negatives]
 
 The claim is Table 5's (Zhou et al. 2021): where items have features, kept vectors train 280 / 130 = 2.15 times as many
 samples a second as explicit sampling that encodes them. A step is all of training: loss, backward pass, Adam, queue.
@@ -9,8 +10,7 @@ Batch 256, 2,560 negatives, D = 64, histories of at most 20 clicks on synthetic 
 of a process that trains one variant, beyond what it held before the model was made (Linux only).
 
 Feature encoders: "ids" has no features; "categories" has the six categorical ones that the paper lists, one embedding
-lookup each; "text" encodes a vector of 768 numbers an item, such as a language model gives, with an MLP 768-768-64.
-Writes benchmarks/results/negatives.json and negatives.md.
+lookup each; "text" encodes a vector of 768 numbers an item, such as a language model gives, with an MLP 768-1536-64.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.bench_memory import resident
-from benchmarks.common import RESULTS, chosen, hardware, markdown, median_ratio, numbers, write_json, write_text
+from benchmarks.common import chosen, hardware, median_ratio, numbers, report, write_json, write_text
 from fastcl.recsys import CLRec, Feature, Histories, Items
 
-ITEMS, USERS, MEAN_LENGTH, TEXT, HIDDEN = 50_000, 4_000, 8, 768, 768
+MEAN_LENGTH, TEXT, HIDDEN = 8, 768, 1536
 CATEGORIES = {"category": 100, "subcategory": 3_000, "seller": 10_000, "seller_type": 100, "brand": 5_000, "gender": 3}
 TARGET = 2.15
 AGAINST = "sampled softmax"
@@ -48,11 +49,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 class TextItems(nn.Module):
     """Id embedding + MLP of a fixed vector, in ItemEncoder's place."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, count: int, dim: int) -> None:
         super().__init__()
-        self.id = nn.Embedding(ITEMS + 1, dim)
+        self.id = nn.Embedding(count + 1, dim)
         self.text: Tensor
-        self.register_buffer("text", torch.randn(ITEMS + 1, TEXT), persistent=False)
+        self.register_buffer("text", torch.randn(count + 1, TEXT), persistent=False)
         self.mlp = nn.Sequential(nn.Linear(TEXT, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, dim))
 
     def forward(self, item: Tensor) -> Tensor:
@@ -62,43 +63,47 @@ class TextItems(nn.Module):
         return self.mlp(self.text[item])
 
 
-def items(categories: bool) -> Items:
+def items(count: int, categories: bool) -> Items:
     rng = np.random.default_rng(0)
-    codes = {name: rng.integers(1, count + 1, (ITEMS + 1, 1)) for name, count in CATEGORIES.items() if categories}
     features = {}
-    for name, code in codes.items():
-        code[0] = 0
-        features[name] = Feature(tuple(map(str, range(CATEGORIES[name]))), code)
-    return Items(tuple(map(str, range(ITEMS))), None, features)
+    for name, values in CATEGORIES.items() if categories else ():
+        codes = rng.integers(1, values + 1, (count + 1, 1))
+        codes[0] = 0
+        features[name] = Feature(tuple(map(str, range(values))), codes)
+    return Items(tuple(map(str, range(count))), None, features)
 
 
-def histories() -> Histories:
+def histories(count: int, users: int) -> Histories:
     rng = np.random.default_rng(1)
-    share = np.arange(1, ITEMS + 1) ** -0.7
-    lengths = 2 + rng.geometric(1 / (MEAN_LENGTH - 1), USERS).clip(max=40)
-    upto = np.cumsum(share)
-    clicked = 1 + np.searchsorted(upto[:-1], rng.random(lengths.sum()) * upto[-1], side="right")
-    return Histories(np.concatenate([[0], np.cumsum(lengths)]), rng.permutation(ITEMS)[clicked - 1] + 1)
+    upto = np.cumsum(np.arange(1, count + 1) ** -0.7)
+    lengths = 2 + rng.geometric(1 / (MEAN_LENGTH - 1), users).clip(max=40)
+    clicked = np.searchsorted(upto[:-1], rng.random(lengths.sum()) * upto[-1], side="right")
+    return Histories(np.concatenate([[0], np.cumsum(lengths)]), 1 + rng.permutation(count)[clicked])
 
 
-ENCODERS: dict[str, Callable[[dict[str, Any]], CLRec]] = {
-    "ids": lambda options: CLRec(items(categories=False), time_cuts=(), **options),
-    "categories": lambda options: CLRec(items(categories=True), time_cuts=(), **options),
-    "text": lambda options: with_text(CLRec(items(categories=False), time_cuts=(), **options)),
-}
+def plain(count: int, options: dict[str, Any]) -> CLRec:
+    return CLRec(items(count, categories=False), time_cuts=(), **options)
 
 
-def with_text(model: CLRec) -> CLRec:
-    model.item = TextItems(model.config.dim)  # type: ignore[assignment]
+def with_categories(count: int, options: dict[str, Any]) -> CLRec:
+    return CLRec(items(count, categories=True), time_cuts=(), **options)
+
+
+def with_text(count: int, options: dict[str, Any]) -> CLRec:
+    model = plain(count, options)
+    model.item = TextItems(count, model.config.dim)  # type: ignore[assignment]
     return model
 
 
-def stepper(encoder: str, options: dict[str, Any], steps: int) -> Callable[[], int]:
+ENCODERS = {"ids": plain, "categories": with_categories, "text": with_text}
+
+
+def stepper(encoder: str, variant: str, size: tuple[int, int], steps: int) -> Callable[[], int]:
     """A function that trains on the next batch and returns its number of samples; the queue is full."""
     torch.manual_seed(0)
-    model = ENCODERS[encoder](options).train()
+    model = ENCODERS[encoder](size[0], VARIANTS[variant]).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.98), fused=True)
-    found = model.batches(histories(), np.random.default_rng(0))
+    found = model.batches(histories(*size), np.random.default_rng(0))
     batches = itertools.cycle(list(itertools.islice(found, steps)))
 
     def run() -> int:
@@ -114,9 +119,11 @@ def stepper(encoder: str, options: dict[str, Any], steps: int) -> Callable[[], i
     return run
 
 
-def speeds(encoder: str, repeats: int) -> dict[str, list[float]]:
+def speeds(encoder: str, size: tuple[int, int], repeats: int) -> dict[str, list[float]]:
     """Samples per CPU second of each variant, step by step: the n-th step of all has the same histories."""
-    runs = {name: stepper(encoder, options, repeats) for name, options in VARIANTS.items() if fits(encoder, options)}
+    # Without features there are none to leave out.
+    names = [name for name, options in VARIANTS.items() if encoder != "ids" or "features" not in options]
+    runs = {name: stepper(encoder, name, size, repeats) for name in names}
     found: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():
@@ -126,23 +133,21 @@ def speeds(encoder: str, repeats: int) -> dict[str, list[float]]:
     return found
 
 
-def fits(encoder: str, options: dict[str, Any]) -> bool:
-    """Without features there are none to leave out."""
-    return encoder != "ids" or "features" not in options
-
-
-def peak(encoder: str, variant: str) -> float:
+def peak(encoder: str, variant: str, size: tuple[int, int]) -> float:
     """MB, measured in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.bench_negatives", "--only", encoder, "--child", variant]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    sizes = ["--items", str(size[0]), "--users", str(size[1])]
+    done = subprocess.run([*command, *sizes], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{encoder}, {variant}: {done.stderr}")
     return json.loads(done.stdout) / 2**20
 
 
-def peak_here(encoder: str, variant: str) -> int:
+def peak_here(encoder: str, variant: str, size: tuple[int, int]) -> int:
     torch.set_num_threads(1)
     torch.zeros(64, 64, requires_grad=True).matmul(torch.zeros(64, 64)).sum().backward()
     before = resident("VmRSS")
-    run = stepper(encoder, VARIANTS[variant], 12)
+    run = stepper(encoder, variant, size, 12)
     for _ in range(12):
         run()
     return resident("VmHWM") - before
@@ -154,28 +159,32 @@ def main() -> None:
     option("--repeats", type=int, default=30)
     option("--threads", type=numbers, default=[1])
     option("--only", default=",".join(ENCODERS))
+    option("--items", type=int, default=50_000)
+    option("--users", type=int, default=4_000)
+    option("--output", type=Path, help="path without suffix")
     option("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    encoders = chosen(args.only, "--only", ENCODERS, parser)
+    encoders, size = chosen(args.only, "--only", ENCODERS, parser), (args.items, args.users)
     if args.child:
-        print(peak_here(encoders[0], args.child))
+        print(peak_here(encoders[0], args.child, size))
         return
     rows: list[dict[str, Any]] = []
     for encoder, threads in itertools.product(encoders, args.threads):
         torch.set_num_threads(threads)
-        found = speeds(encoder, args.repeats)
+        found = speeds(encoder, size, args.repeats)
         for name in found:
-            row = {"features": encoder, "negatives": name, "threads": threads}
+            row: dict[str, Any] = {"features": encoder, "negatives": name, "threads": threads}
             row["samples per CPU-s"] = round(statistics.median(found[name]))
             row["of sampled softmax"] = median_ratio(found, name, AGAINST)
-            rows.append({**row, "peak MB": round(peak(encoder, name))})
+            rows.append({**row, "peak MB": round(peak(encoder, name, size))})
         print(".", end="", flush=True)
-    about = f"{ITEMS:,} items, batch 256, 2,560 negatives, D 64; target {TARGET} with features"
-    facts = ", ".join(f"{key} {value}" for key, value in hardware().items())
-    page = f"{facts}; {about}\n\n{markdown(rows)}\n"
-    print("\n" + page)
-    write_json(RESULTS / "negatives.json", {"machine": hardware(), "about": about, "rows": rows})
-    write_text(RESULTS / "negatives.md", page)
+    print()
+    note = f"{size[0]:,} items, batch 256, 2,560 negatives, D 64; target with features {TARGET} of sampled softmax"
+    page = report(rows, note)
+    print(page)
+    if args.output:
+        write_json(args.output.with_suffix(".json"), {"machine": hardware(), "note": note, "rows": rows})
+        write_text(args.output.with_suffix(".md"), page)
 
 
 if __name__ == "__main__":

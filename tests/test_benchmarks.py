@@ -62,10 +62,14 @@ PROGRAMS = {
     "memory": "--only tiny --against fastcl,lean --threads 1",
     "scaling": "--only tiny --threads 1 --columns 100,200 --repeats 1",
     "debias": "--seeds 1 --users 40 --items 40 --intents 4 --clicks 4 --epochs 1 --rounds 1 --epochs-a-round 1",
+    "negatives": "--only text --items 300 --users 200 --repeats 1",
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+# A process for each peak of memory takes its time.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "negatives" else ()) for name in PROGRAMS]
+)
 def test_program_runs(name: str, tmp_path: Path) -> None:
     output = tmp_path / "results"
     command = [sys.executable, "-m", f"benchmarks.bench_{name}", *PROGRAMS[name].split(), "--output", str(output)]

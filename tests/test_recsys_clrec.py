@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import warnings
 
 import numpy as np
 import pytest
@@ -76,6 +77,32 @@ def test_time_buckets_reach_up_to_the_newest_click():
     clicks, _, bucket = model._clicks(data, spans)
     assert [bucket[clicks.row == r].tolist() for r in range(4)] == [[0], [1, 0], [2, 0, 0], [0]]
     assert CLRec(items(), time_cuts=(), **OPTIONS).user.bucket is None
+
+
+@pytest.mark.parametrize(
+    ("unit", "per_day"), [("second", 86400), ("millisecond", 86_400_000), ("hour", 24), ("day", 1)]
+)
+def test_time_buckets_do_not_depend_on_the_unit(unit, per_day):
+    model = CLRec(items(), seed=3, time_unit=unit, **OPTIONS)
+    days = [0, 900, 1000, 1030, 1059, 1059 + 1 - 1 / per_day, 1060]
+    data = Histories.from_lists([[1, 2, 3, 4, 5, 6, 7]], [[round(day * per_day) for day in days]])
+    _, _, bucket = model._clicks(data, newest(data, 7))
+    # Up to the newest click lie 1060, 160, 60, 30 days, one day, one unit and nothing.
+    smallest = {"second": 0, "millisecond": 0, "hour": 4, "day": 7}[unit]
+    assert bucket.tolist() == [17, 14, 13, 12, 7, smallest, 0]
+
+
+def test_times_that_look_like_another_unit_are_reported():
+    lists, now = [[1, 2, 3], [4, 5]], 1_500_000_000
+    seconds = Histories.from_lists(lists, [[now, now + 1, now + 2], [now, now + 9]])
+    milliseconds = Histories(seconds.offsets, seconds.item, seconds.time * 1000)
+    with pytest.warns(UserWarning, match="time_unit: times look like milliseconds, got 'second'"):
+        list(CLRec(items(), **OPTIONS).batches(milliseconds, np.random.default_rng(0)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(CLRec(items(), **OPTIONS).batches(seconds, np.random.default_rng(0)))
+        list(CLRec(items(), time_unit="millisecond", **OPTIONS).batches(milliseconds, np.random.default_rng(0)))
+        list(CLRec(items(), time_cuts=(), **OPTIONS).batches(milliseconds, np.random.default_rng(0)))
 
 
 def test_history_does_not_depend_on_what_comes_after():
@@ -275,6 +302,23 @@ def test_learned_propensity_is_a_model_of_the_click_before(encoder):
         allowed = {id(p) for module in learners for p in module.parameters()}
         assert learning
         assert all(id(p) in allowed for name, p in model.named_parameters() if name in learning)
+
+
+def test_learned_propensity_finds_what_is_shown_after_what():
+    """On a ring of 40 items every next click is known: q(y|x) goes from the share to one, the weight to 1/40."""
+    data = Histories.from_lists([[(user + step) % 40 + 1 for step in range(6)] for user in range(40)])
+    model = CLRec(items(), seed=3, objective="ipw", propensity="learned", batch=32, **OPTIONS).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    found = []
+    for epoch in range(15):
+        for batch in model.batches(data, np.random.default_rng(epoch)):
+            optimizer.zero_grad()
+            parts = model.parts(batch)
+            sum(parts.values()).backward()
+            optimizer.step()
+            found.append(parts["propensity"].item())
+    assert found[0] == pytest.approx(np.log(40), abs=1e-4)
+    assert found[-1] < 0.1
 
 
 def test_a_propensity_of_ones_own():

@@ -119,6 +119,7 @@ def test_every_parameter_learns(model_class):
         (CLRecConfig, {"features": "none"}, "features: expected one of everywhere, clicks, got 'none'"),
         (CLRecConfig, {"tasks": ("u2u",)}, "tasks: expected u2i or u2i,u2u, got u2u"),
         (CLRecConfig, {"tasks": ()}, "tasks: expected u2i or u2i,u2u, got none"),
+        (CLRecConfig, {"time_unit": "week"}, "time_unit: expected one of .*, day, got 'week'"),
         (CLRecConfig, {"samples": 0}, "samples: expected at least 1, got 0"),
         (CLRecConfig, {"propensity": "x"}, "propensity: expected one of popularity, learned, got 'x'"),
         (CLRecConfig, {"weight_limit": 0.0}, "weight_limit: expected a finite number above 0"),

@@ -51,6 +51,8 @@ def test_replay_is_what_the_queue_holds() -> None:
         model.loss(batch)
         model.after_step(batch)
     assert len(replay["age"]) == model.steps(split.train)
+    with pytest.raises(ValueError, match="model: expected one with a queue, got objective 'full_softmax'"):
+        queue_replay(CLRec(ITEMS, dim=8, objective="full_softmax"), split.train, seed=5)
 
 
 class Sources(HTMLParser):

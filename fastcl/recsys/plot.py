@@ -109,7 +109,8 @@ def queue_replay(model: CLRec, train: Histories, seed: int) -> dict[str, list[fl
     {'step': [1, 2], 'age': [0.0, 1.0], 'oldest': [0.0, 1.0], 'hits': [0.0, 1.0]}
     """
     if model.queue is None:
-        raise ValueError(f"model: expected one with a queue, got objective {model.config.objective!r}, which has none")
+        options = f"objective {model.config.objective!r}, negatives_from {model.config.negatives_from!r}"
+        raise ValueError(f"model: expected one with a queue, got {options}")
     capacity = model.queue.capacity
     queued, pushed = np.zeros(0, np.int64), np.zeros(0, np.int64)
     replay: dict[str, list[float]] = {"step": [], "age": [], "oldest": [], "hits": []}

@@ -6,8 +6,10 @@ losses it is compared with in clrec_objectives.py, their propensities in clrec_p
 `fastcl.NegativeQueue`; data, metrics and the training loop live in their own files.
 """
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,37 +28,46 @@ from fastcl.recsys.models.clrec_propensities import PROPENSITIES
 from fastcl.recsys.models.clrec_queues import SOURCES, follower
 from fastcl.recsys.models.clrec_tasks import TASKS, Later, later, pick, u2u
 from fastcl.recsys.options import above, at_least, between, one_of
+from fastcl.recsys.times import unit_of
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+# Seconds of a unit, as fractions so that cuts of whole days stay whole; and what the units of dates are called.
+UNITS = {
+    **{name: Fraction(1, 10**digits) for name, digits in (("millisecond", 3), ("microsecond", 6), ("nanosecond", 9))},
+    **{"second": Fraction(1), "minute": Fraction(60), "hour": Fraction(3600), "day": Fraction(86400)},
+}
+GUESSED = {"s": "second", "ms": "millisecond", "us": "microsecond", "ns": "nanosecond"}
 
 
 @dataclass(frozen=True)
 class CLRecConfig:
-    """`negatives` are the newest clicks, those of the batch among them: the queue fills up what a batch has too few.
+    """The paper's production model; the others it compares are a few options away.
 
+    encoder: "pooling", the paper's, or "sasrec", the Transformer of its public tables (there with lr 5e-3, max_len 50
+        and more dropout).
     objective: "clrec", or a loss that the paper compares with: "sampled_softmax" (`negatives` items drawn by their
         clicks, with log q), "negative_sampling" (`samples` drawn for each pair by clicks ** 0.75, binary decisions),
         "shared_negatives" (`negatives` of those for all pairs), "full_softmax", "ipw" (that, weighted by 1 / q(y|x)).
+    tasks: "u2i", the next click, or "u2i,u2u": beside it, telling a user's later clicks (up to nine) from other users',
+        by their vectors and with a queue of its own, which holds vectors unless negatives_from is "batch".
+    heads: with "sasrec" dim must be a multiple of it. hidden: width of the attention MLP ("pooling"). blocks: depth
+        ("sasrec"). max_len: 20, as in the paper's production code.
+    batch: spans a batch. With "pooling" a span is a (history, next click) pair; with "sasrec" it is a window of at most
+        max_len clicks, each of which predicts the next one.
+    negatives: the newest so many clicks, those of the batch among them: the queue fills up what a batch has too few.
     negatives_from: beside the batch, a queue of the "vectors" of earlier positives (the paper's variant c) or of their
         "ids", encoded again each step so that they learn too (b); "batch" has none beside it (a).
     momentum: above 0, queued vectors come from encoders that follow the trained ones, momentum old + (1 - momentum)
         new each step (MoCo, He et al. 2020, has 0.999; here the batch's own positives still learn).
     features: of items, used "everywhere", or for "clicks" alone, not for targets and negatives (the paper's Table 6).
     propensity: of "ipw", "popularity" (q is the item's share of the clicks) or "learned" (a small multinomial model of
-        the click before, trained alongside); a module of your own: set `model.propensity`. weight_limit: the largest
-        weight of a pair, 1 being that of equal propensities.
-    tasks: "u2i", the next click, or "u2i,u2u": beside it, telling a user's later clicks (up to nine) from other users',
-        by their vectors and with a queue of its own, which holds vectors unless negatives_from is "batch".
-    encoder: "pooling", the paper's, or "sasrec", the Transformer of its public tables (max_len 50 and duplicates of
-        its own in the paper's code).
-    batch: spans a batch. With "pooling" a span is a (history, next click) pair; with "sasrec" it is a window of at most
-        max_len clicks, each of which predicts the next one.
-    max_len: 20, as in the paper's production code. heads: with "sasrec" dim must be a multiple of it. hidden: width of
-        the attention MLP ("pooling"). blocks: depth ("sasrec").
+        the click before, trained alongside); for a module of your own, set `model.propensity`. weight_limit: the
+        largest weight of a pair, 1 being that of equal propensities.
     duplicates: "keep" leaves further clicks of the positive's item in the sum, as the paper and its Theorem 1 have it,
         and only the clicks of the same window out of it; "exclude" leaves out the clicks of the positive's item.
-    time_cuts: rising limits of the time buckets ("pooling"), in the data's unit (here seconds, a minute to four years);
-        empty for data without times.
+    time_cuts: rising limits of the time buckets ("pooling"), in seconds (a minute to four years); empty for data
+        without times. time_unit: of the data's times: "second", "millisecond", "microsecond", "nanosecond", "minute",
+        "hour" or "day".
     """
 
     encoder: str = "pooling"
@@ -84,6 +95,7 @@ class CLRecConfig:
         *(_DAY, 2 * _DAY, 4 * _DAY, 7 * _DAY, 14 * _DAY, 30 * _DAY),
         *(60 * _DAY, 120 * _DAY, 240 * _DAY, 365 * _DAY, 730 * _DAY, 1461 * _DAY),
     )
+    time_unit: str = "second"
 
     def __post_init__(self) -> None:
         one_of(ENCODERS, "encoder", self.encoder)
@@ -106,6 +118,7 @@ class CLRecConfig:
         one_of(DUPLICATES, "duplicates", self.duplicates)
         if list(self.time_cuts) != sorted(set(self.time_cuts)):
             raise ValueError(f"time_cuts: expected rising limits, got {self.time_cuts}")
+        one_of(UNITS, "time_unit", self.time_unit)
         ENCODERS[self.encoder].check(self)
 
 
@@ -163,6 +176,7 @@ class CLRec(Model):
         learns = self.propensity is not None and any(True for _ in self.propensity.parameters())
         names = (*config.tasks, *(["propensity"] if learns else []))
         self.part_names = names if len(names) > 1 else ("loss",)
+        self.cuts = [float(Fraction(cut) / UNITS[config.time_unit]) for cut in config.time_cuts]
         self.source, self.features = SOURCES[config.negatives_from], FEATURES[config.features]
         size = config.negatives - config.batch
         self.queue = self.source.queue(size, config.dim) if self.objective.queue else None
@@ -256,6 +270,7 @@ class CLRec(Model):
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         """One epoch: every click but a history's first is a target once."""
+        self._check_unit(train)
         self.log_share.copy_(log_shares(train, len(self.items)))
         spans = self.user.spans(train, self.config.max_len)
         for part in bucketed(spans, self.config.batch, rng, self.share):
@@ -268,6 +283,11 @@ class CLRec(Model):
             then = self._later_clicks(train, follows, row, clicks.row[at], rng) if "u2u" in self.config.tasks else None
             yield Batch(clicks, item, bucket, target, at, self.tensor(row), self.tensor(drawn), then)
 
+    def _check_unit(self, train: Histories) -> None:
+        unit = None if train.time is None or not self.cuts else unit_of(train.time)
+        if unit is not None and GUESSED[unit] != self.config.time_unit:
+            warnings.warn(f"time_unit: times look like {GUESSED[unit]}s, got {self.config.time_unit!r}", stacklevel=3)
+
     def _later_clicks(
         self, train: Histories, follows: np.ndarray, row: np.ndarray, window: Tensor, rng: np.random.Generator
     ) -> Later:
@@ -277,5 +297,5 @@ class CLRec(Model):
 
     def _clicks(self, histories: Histories, spans: Spans) -> tuple[Packed, Tensor, Tensor]:
         clicks = pack(spans, self.device)
-        bucket = time_buckets(histories, spans, clicks, self.config.time_cuts)
+        bucket = time_buckets(histories, spans, clicks, self.cuts)
         return clicks, self.tensor(histories.item[clicks.source]), self.tensor(bucket)
