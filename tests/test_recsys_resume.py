@@ -143,6 +143,7 @@ class Stop(BaseException):
         (CLRec, {"objective": "ipw", "propensity": "learned"}),
         (CLRec, {"objective": "negative_sampling", "samples": 3}),
         (MultiCLRec, {}),
+        (MultiCLRec, {"negatives_from": "vectors"}),
         (BERT4Rec, {}),
         (ContrastVAE, {}),
     ],

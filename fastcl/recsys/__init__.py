@@ -26,6 +26,7 @@ from fastcl.recsys.data import (
 from fastcl.recsys.export import export, nearest
 from fastcl.recsys.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.groups import by_group
+from fastcl.recsys.intents import intents
 from fastcl.recsys.metrics import evaluate, rank_cases, top_k
 from fastcl.recsys.models import (
     MODELS,
@@ -79,6 +80,7 @@ __all__ = [
     "evaluate",
     "export",
     "fit",
+    "intents",
     "load",
     "nearest",
     "plot",

@@ -3,6 +3,19 @@
 A command parses, calls the Python function of the same name and prints; what can be done is in fastcl.recsys.
 """
 
-from fastcl.recsys.commands import bench, compare, data, demo, evaluate, export, info, plot, recommend, resume, train
+from fastcl.recsys.commands import (
+    bench,
+    compare,
+    data,
+    demo,
+    evaluate,
+    export,
+    info,
+    intents,
+    plot,
+    recommend,
+    resume,
+    train,
+)
 
-COMMANDS = (demo, data, train, resume, evaluate, compare, plot, recommend, export, bench, info)
+COMMANDS = (demo, data, train, resume, evaluate, compare, plot, intents, recommend, export, bench, info)

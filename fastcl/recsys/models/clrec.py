@@ -7,7 +7,7 @@ losses it is compared with in clrec_objectives.py, their propensities in clrec_p
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -37,6 +37,18 @@ UNITS = {
     **{"second": Fraction(1), "minute": Fraction(60), "hour": Fraction(3600), "day": Fraction(86400)},
 }
 GUESSED = {"s": "second", "ms": "millisecond", "us": "microsecond", "ns": "nanosecond"}
+
+
+def cuts_in(unit: str, seconds: Sequence[float]) -> list[float]:
+    """Limits of time buckets in one of UNITS."""
+    return [float(Fraction(cut) / UNITS[unit]) for cut in seconds]
+
+
+def check_unit(train: Histories, unit: str, cuts: Sequence[float]) -> None:
+    """Warns where there are times and cuts, and the times look like those of another unit."""
+    guess = None if train.time is None or not cuts else unit_of(train.time)
+    if guess is not None and GUESSED[guess] != unit:
+        warnings.warn(f"time_unit: times look like {GUESSED[guess]}s, got {unit!r}", stacklevel=3)
 
 
 @dataclass(frozen=True)
@@ -176,7 +188,7 @@ class CLRec(Model):
         learns = self.propensity is not None and any(True for _ in self.propensity.parameters())
         names = (*config.tasks, *(["propensity"] if learns else []))
         self.part_names = names if len(names) > 1 else ("loss",)
-        self.cuts = [float(Fraction(cut) / UNITS[config.time_unit]) for cut in config.time_cuts]
+        self.cuts = cuts_in(config.time_unit, config.time_cuts)
         self.source, self.features = SOURCES[config.negatives_from], FEATURES[config.features]
         size = config.negatives - config.batch
         self.queue = self.source.queue(size, config.dim) if self.objective.queue else None
@@ -270,7 +282,7 @@ class CLRec(Model):
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         """One epoch: every click but a history's first is a target once."""
-        self._check_unit(train)
+        check_unit(train, self.config.time_unit, self.cuts)
         self.log_share.copy_(log_shares(train, len(self.items)))
         spans = self.user.spans(train, self.config.max_len)
         for part in bucketed(spans, self.config.batch, rng, self.share):
@@ -282,11 +294,6 @@ class CLRec(Model):
             drawn = draw(self.log_share, self.objective.power, self.objective.shape(len(at), self.config), rng)
             then = self._later_clicks(train, follows, row, clicks.row[at], rng) if "u2u" in self.config.tasks else None
             yield Batch(clicks, item, bucket, target, at, self.tensor(row), self.tensor(drawn), then)
-
-    def _check_unit(self, train: Histories) -> None:
-        unit = None if train.time is None or not self.cuts else unit_of(train.time)
-        if unit is not None and GUESSED[unit] != self.config.time_unit:
-            warnings.warn(f"time_unit: times look like {GUESSED[unit]}s, got {self.config.time_unit!r}", stacklevel=3)
 
     def _later_clicks(
         self, train: Histories, follows: np.ndarray, row: np.ndarray, window: Tensor, rng: np.random.Generator

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, newest, pack, prefixes, time_buckets
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.models.base import Model
-from fastcl.recsys.models.clrec import DUPLICATES, Batch, CLRecConfig
+from fastcl.recsys.models.clrec import UNITS, Batch, CLRecConfig, check_unit, cuts_in
+from fastcl.recsys.models.clrec_encoders import initialise
+from fastcl.recsys.models.clrec_objectives import DUPLICATES
 from fastcl.recsys.models.multi_clrec_parts import (
     CategoryItems,
     balance,
@@ -31,6 +33,8 @@ from fastcl.recsys.models.multi_clrec_queues import IntentQueues, infonce
 from fastcl.recsys.options import above, at_least, between, one_of
 from fastcl.rows import normalized
 
+KEPT = ("ids", "vectors")
+
 
 @dataclass(frozen=True)
 class MultiCLRecConfig:
@@ -40,7 +44,7 @@ class MultiCLRecConfig:
     intents: H, 16 on public data in the paper. served: K, how many of a user's intents items are retrieved for, at
         most H; training takes one.
     category: the item feature that intents are clusters of; "" for the first one there is.
-    hidden: width of all MLPs. duplicates, time_cuts: as in `CLRecConfig`.
+    hidden: width of all MLPs. duplicates, time_cuts, time_unit: as in `CLRecConfig`.
     polarity, separation, balance: weights of the auxiliary losses (Eq. 10 to 12), 1 in the paper; 0 leaves one out.
     """
 
@@ -54,6 +58,7 @@ class MultiCLRecConfig:
     batch: int = 256
     main: int = 1280
     secondary: int = 1280
+    negatives_from: str = "ids"
     temperature: float = 0.07
     polarity: float = 1.0
     separation: float = 1.0
@@ -61,6 +66,7 @@ class MultiCLRecConfig:
     duplicates: str = "keep"
     lr: float = 3e-3
     time_cuts: tuple[float, ...] = CLRecConfig.time_cuts
+    time_unit: str = "second"
 
     def __post_init__(self) -> None:
         for name in ("dim", "intents", "served", "hidden", "max_len", "batch", "secondary"):
@@ -71,11 +77,13 @@ class MultiCLRecConfig:
             between(0.0, float("inf"), name, getattr(self, name))
         for name in ("temperature", "lr"):
             above(0.0, name, getattr(self, name))
+        one_of(KEPT, "negatives_from", self.negatives_from)
         one_of(DUPLICATES, "duplicates", self.duplicates)
         if self.served > self.intents:
             raise ValueError(f"served: expected at most intents={self.intents}, got {self.served}")
         if list(self.time_cuts) != sorted(set(self.time_cuts)):
             raise ValueError(f"time_cuts: expected rising limits, got {self.time_cuts}")
+        one_of(UNITS, "time_unit", self.time_unit)
 
 
 class Encoded(NamedTuple):
@@ -126,26 +134,22 @@ class MultiCLRec(Model):
         super().__init__(items, config)
         if config.category:
             one_of(items.features, "category", config.category)
-        category = config.category or next(iter(items.features), "")
+        self.category = config.category or next(iter(items.features), "")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             dim, hidden = config.dim, config.hidden
-            self.item = CategoryItems(items, category, dim, hidden)
+            self.item = CategoryItems(items, self.category, dim, hidden)
             self.position = nn.Embedding(config.max_len, dim)
             self.bucket = nn.Embedding(len(config.time_cuts) + 1, dim) if config.time_cuts else None
             self.dropout = nn.Dropout(config.dropout)
             self.importance = mlp((4 if config.time_cuts else 3) * dim, hidden, 1)
-            self.prototypes = nn.Parameter(torch.empty(config.intents, dim))
-            self.bias = nn.Parameter(torch.empty(config.intents, dim))
+            self.prototype, self.beta = (nn.Embedding(config.intents, dim) for _ in range(2))
             self.intention = mlp(2 * dim, hidden, dim)
             self.choice = mlp(dim, hidden, dim)
-            for parameter in self.parameters():
-                # Normal, as appendix B.2 asks for vectors that are normalised.
-                if parameter.ndim == 1:
-                    nn.init.zeros_(parameter)
-                else:
-                    nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-        self.queues = IntentQueues(config.intents, config.main - config.batch, config.secondary, dim)
+            initialise(self)
+        self.cuts = cuts_in(config.time_unit, config.time_cuts)
+        sizes = config.intents, config.main - config.batch, config.secondary
+        self.queues = IntentQueues(*sizes, dim, config.negatives_from)
         self._positives = torch.empty(0, dim)  # of the last loss, on their way into the queue
 
     def forward(self, item: Tensor, category: Tensor, routing: Tensor, bucket: Tensor, clicks: Packed) -> Encoded:
@@ -155,7 +159,7 @@ class MultiCLRec(Model):
             about.append(self.bucket(bucket))
         importance = clicks.pad(self.importance(torch.cat(about, -1)), fill=-torch.inf).softmax(1)  # [B, L, 1]
         pooled = (importance * clicks.pad(routing)).transpose(1, 2) @ clicks.pad(self.dropout(item))
-        z = self.intention(torch.cat([pooled, self.bias.expand_as(pooled)], -1))
+        z = self.intention(torch.cat([pooled, self.beta.weight.expand_as(pooled)], -1))
         # A click's routing sums to one, so the sum over intents is that of the clicks by importance.
         m = self.choice(pooled.sum(1, keepdim=True))
         return Encoded(z, (normalized(m) * normalized(z)).sum(-1) / self.config.temperature)
@@ -183,7 +187,7 @@ class MultiCLRec(Model):
         return self._routing(self.item(item)[1]).exp()
 
     def _routing(self, category: Tensor) -> Tensor:
-        return routing(category, self.prototypes, self.config.temperature)
+        return routing(category, self.prototype.weight, self.config.temperature)
 
     def loss(self, batch: Batch) -> Tensor:
         return torch.stack(list(self.parts(batch).values())).sum()
@@ -192,10 +196,11 @@ class MultiCLRec(Model):
         """The weighted terms of the loss, whose sum it is."""
         config = self.config
         # Each distinct item of the batch is encoded once.
-        distinct, place = torch.cat([batch.target, batch.item]).unique(return_inverse=True)
+        everything = torch.cat([batch.target, batch.item, self.queues.again()])
+        distinct, place = everything.unique(return_inverse=True)
         vectors, categories = self.item(distinct)
         log_routed = self._routing(categories)
-        of_target, of_click = place[: len(batch.target)], place[len(batch.target) :]
+        of_target, of_click, of_queued = place.tensor_split((len(batch.target), len(batch.target) + len(batch.item)))
         tables = (vectors, categories, log_routed.exp())
         z, fit = self(*(F.embedding(of_click, table) for table in tables), batch.bucket, batch.clicks)
         user = normalized((straight_through(fit)[:, None] @ z)[:, 0])
@@ -203,13 +208,14 @@ class MultiCLRec(Model):
         self._positives = positive.detach()
         log_routed_target = F.embedding(of_target, log_routed)
         intent = log_routed_target.argmax(1)
+        queued = self.queues.ready(normalized(F.embedding(of_queued, vectors)))
         ids = DUPLICATES[config.duplicates](batch.target)
         cosine = (normalized(z) @ positive[:, :, None])[:, :, 0]
         return {
-            "contrast": infonce(user, positive, self.queues, intent, config.temperature, ids),
+            "contrast": infonce(user, positive, queued, intent, config.temperature, ids),
             "polarity": config.polarity * polarity(log_routed_target),
             "separation": config.separation * separation(cosine, intent, config.temperature),
-            "balance": config.balance * balance(F.embedding(place, log_routed)),
+            "balance": config.balance * balance(F.embedding(torch.cat([of_target, of_click]), log_routed)),
         }
 
     @torch.no_grad()
@@ -222,10 +228,11 @@ class MultiCLRec(Model):
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         """One epoch: every click but a history's first is a target once."""
+        check_unit(train, self.config.time_unit, self.cuts)
         for spans in bucketed(prefixes(train, self.config.max_len), self.config.batch, rng, self.share):
             yield Batch(*self._clicks(train, spans), self.tensor(train.item[spans.stop]))
 
     def _clicks(self, histories: Histories, spans: Spans) -> tuple[Packed, Tensor, Tensor]:
         clicks = pack(spans, self.device)
-        bucket = time_buckets(histories, spans, clicks, self.config.time_cuts)
+        bucket = time_buckets(histories, spans, clicks, self.cuts)
         return clicks, self.tensor(histories.item[clicks.source]), self.tensor(bucket)

@@ -4,7 +4,8 @@ under it).
 Which intent an item belongs to is the caller's; nothing here learns.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,61 +13,85 @@ from torch import Tensor, nn
 from fastcl.losses import softplus
 from fastcl.negatives import NegativeQueue
 from fastcl.ops import Expected, contrast
+from fastcl.recsys.models.clrec_queues import SOURCES
 from fastcl.rows import logaddexp
+
+
+class Queued(NamedTuple):
+    """What a queue holds, ready for a loss."""
+
+    keys: Tensor  # [M, D]
+    ids: Tensor | None  # [M]; None where there are none yet
 
 
 class IntentQueues(nn.Module):
     """A main queue, and one queue an intent for what the main one evicts; what these evict is gone.
 
-    >>> queues = IntentQueues(intents=2, main=2, secondary=3, dim=1)
+    kept: what they keep of an item: its "vector", or its number ("ids"), to encode it anew for every loss.
+
+    >>> queues = IntentQueues(intents=2, main=2, secondary=3, dim=1, kept="vectors")
     >>> for keys in torch.arange(6.0).view(3, 2, 1):
-    ...     queues.push(keys, ids=keys[:, 0].long(), route=lambda ids: ids % 2)
-    >>> queues.main.keys[:, 0].tolist(), [queue.keys[:, 0].tolist() for queue in queues.secondary]
-    ([4.0, 5.0], [[0.0, 2.0], [1.0, 3.0]])
+    ...     queues.push(keys, keys[:, 0].long(), route=lambda items: items % 2)
+    >>> [queue.keys[:, 0].tolist() for queue in queues.all]
+    [[4.0, 5.0], [0.0, 2.0], [1.0, 3.0]]
     """
 
-    def __init__(self, intents: int, main: int, secondary: int, dim: int) -> None:
+    def __init__(self, intents: int, main: int, secondary: int, dim: int, kept: str) -> None:
         super().__init__()
-        self.main = NegativeQueue(main, dim)
-        self.secondary = nn.ModuleList(NegativeQueue(secondary, dim) for _ in range(intents))
+        self.source = SOURCES[kept]
+        self.main, *others = (self.source.queue(size, dim) for size in (main, *[secondary] * intents))
+        self.secondary = nn.ModuleList(queue for queue in others if queue is not None)
 
-    def push(self, keys: Tensor, ids: Tensor, route: Callable[[Tensor], Tensor]) -> None:
-        """Keys [B, D] with ids [B] join the main queue. route: the ids [E] of what falls out to their intents [E]."""
-        evicted = self.main.push(keys, ids)
+    @property
+    def all(self) -> list[NegativeQueue]:
+        """The main queue, then those of the intents."""
+        return [queue for queue in (self.main, *self.secondary) if isinstance(queue, NegativeQueue)]
+
+    def push(self, vectors: Tensor, items: Tensor, route: Callable[[Tensor], Tensor]) -> None:
+        """Vectors [B, D] of items [B] join the main queue. route: the items [E] that fall out of it to intents [E]."""
+        main, *secondary = self.all
+        evicted = main.push(self.source.entry(vectors, items), items)
         assert evicted.ids is not None
-        for intent, rows in _groups(route(evicted.ids), len(self.secondary)):
-            self._of(intent).push(evicted.keys[rows], evicted.ids[rows])
+        for intent, rows in _groups(route(evicted.ids), len(secondary)):
+            secondary[intent].push(evicted.keys[rows], evicted.ids[rows])
 
-    def lse(self, query: Tensor, intent: Tensor, scale: float, ids: Tensor | None) -> Tensor:
-        """[N], log-sum-exp of scale <q_i, k> over the main queue and that of the row's intent [N]; entries of the row's
-        id are left out where `ids` [N] are given. -inf where there is no entry.
+    def again(self) -> Tensor:
+        """int64 [M], the items of all queues to encode anew; none where vectors are kept."""
+        return torch.cat([self.source.read(queue, len(queue))[0] for queue in self.all])
 
-        A call for each intent among the rows, so that no row has keys of its own gathered.
-        """
-        rest = _lse(query, self.main, scale, ids)
-        groups = _groups(intent, len(self.secondary))
-        parts = [_lse(query[r], self._of(h), scale, None if ids is None else ids[r]) for h, r in groups]
-        order = torch.cat([rows for _, rows in groups])
-        return logaddexp(rest, torch.empty_like(rest).index_copy(0, order, torch.cat(parts)))
-
-    def _of(self, intent: int) -> NegativeQueue:
-        queue = self.secondary[intent]
-        assert isinstance(queue, NegativeQueue)
-        return queue
+    def ready(self, vectors: Tensor) -> list[Queued]:
+        """What all queues hold, given the vectors [M, D] of the items that `again` named."""
+        found = []
+        for queue in self.all:
+            anew, kept = self.source.read(queue, len(queue))
+            fresh, vectors = vectors[: len(anew)], vectors[len(anew) :]
+            found.append(Queued(fresh, anew) if kept is None else Queued(kept.keys, kept.ids))
+        return found
 
 
 def infonce(
-    query: Tensor, positive: Tensor, queues: IntentQueues, intent: Tensor, temperature: float, ids: Tensor | None
+    query: Tensor,
+    positive: Tensor,
+    queues: Sequence[Queued],
+    intent: Tensor,
+    temperature: float,
+    ids: Tensor | None,
 ) -> Tensor:
     """Eq. 13, the mean over rows of -log of the positive's share among batch, main queue and the intent's queue.
 
-    query, positive: [N, D], normalised. intent: int64 [N], of the positive. ids: int64 [N] to leave out further clicks
-    of the positive, None to keep them. The paper enqueues a batch before its loss; here the batch is a segment of its
-    own, whose keys learn, and is pushed after the loss. A main queue of `capacity` then serves as the paper's of
-    capacity + N.
+    query, positive: [N, D], normalised. queues: the main one, then one an intent. intent: int64 [N], of the positive.
+    ids: int64 [N] to leave out further clicks of the positive, None to keep them. There is a call for each intent among
+    the rows, so that no row has keys of its own gathered.
+
+    The paper enqueues a batch before its loss; here the batch is a segment of its own, and is pushed after the loss. A
+    main queue of `capacity` then serves as the paper's of capacity + N.
     """
     scale = 1.0 / temperature
-    rest = queues.lse(query, intent, scale, ids)
+    groups = _groups(intent, len(queues) - 1)
+    parts = [_lse(query[r], queues[1 + h], scale, None if ids is None else ids[r]) for h, r in groups]
+    order = torch.cat([rows for _, rows in groups])
+    main = _lse(query, queues[0], scale, ids)
+    rest = logaddexp(main, torch.empty_like(main).index_copy(0, order, torch.cat(parts)))
     own = torch.arange(len(query), device=query.device) if ids is None else ids
     expected = Expected(shift=0.0, rest=rest)
     pos, lse = contrast(query, positive, positive, scale=scale, row_id=own, col_id=own, expected=expected)
@@ -74,7 +99,7 @@ def infonce(
     return softplus(logaddexp(rest, lse) - pos).mean()
 
 
-def _lse(query: Tensor, queue: NegativeQueue, scale: float, ids: Tensor | None) -> Tensor:
+def _lse(query: Tensor, queue: Queued, scale: float, ids: Tensor | None) -> Tensor:
     row_id, col_id = (None, None) if ids is None or queue.ids is None else (ids, queue.ids)
     return contrast(query, queue.keys, scale=scale, row_id=row_id, col_id=col_id)[1]
 
