@@ -8,9 +8,9 @@ round shows what the model of the rounds before recommends. Writes results/debia
 """
 
 import argparse
+import json
 import statistics
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,31 +134,35 @@ def spread(values: Sequence[float], digits: int) -> str:
 LOOPED = ("full softmax", "IPW, popularity", "CLRec, batch")
 
 
-def run(setting: Setting, seeds: Sequence[int]) -> dict[str, Any]:
-    """measured: one row a policy, method and seed. looped: one row a method, seed and round."""
-    measured: list[dict[str, Any]] = []
-    looped: list[dict[str, Any]] = []
+def run(setting: Setting, seeds: Sequence[int], found: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Adds what is missing to found["measured"], one row a policy, method and seed, and found["looped"], one row a
+    method, seed and round; yields `found` after each method.
+    """
+    measured, looped = found["measured"], found["looped"]
+    done = {(row["policy"], row["method"], row["seed"]) for row in measured}
+    done |= {("loop", row["method"], row["seed"]) for row in looped}
     for seed in seeds:
         rng = np.random.default_rng(seed)
         made = world(setting.users, setting.items, setting.intents, rng)
+        logs = {}
         for name, personal in POLICIES.items():
             policy = made.policy(personal)
-            clicks, impressions = show(policy, made.preference(), setting.clicks, rng)
-            log = Log(clicks, impressions, policy, made)
-            for label, scores in optima(log).items():
+            logs[name] = Log(*show(policy, made.preference(), setting.clicks, rng), policy, made)
+            for label, scores in optima(logs[name]).items():
                 row = {"policy": name, "method": f"optimum: {label}", "seed": seed}
-                measured.append(row | against_truth(scores, log))
-            for label, method in METHODS.items():
-                started = time.process_time()
-                found = against_truth(logits(method(log, setting.epochs, seed), clicks), log)
-                measured.append({"policy": name, "method": label, "seed": seed} | found)
-                took = f"{time.process_time() - started:.0f} s"
-                print(f"{name}, {label}, seed {seed}: KL {found['KL']:.3f}, {took}", flush=True)
-            if name == "popularity":
-                for label in LOOPED:
-                    rows = loop(METHODS[label], log, setting, seed, np.random.default_rng((seed, 1)))
-                    looped += [{"method": label, "seed": seed, "round": n} | row for n, row in enumerate(rows)]
-    return {"measured": measured, "looped": looped}
+                if tuple(row.values()) not in done:
+                    measured.append(row | against_truth(scores, logs[name]))
+        for name, label in [(name, label) for name in POLICIES for label in METHODS]:
+            row = {"policy": name, "method": label, "seed": seed}
+            if tuple(row.values()) not in done:
+                scores = logits(METHODS[label](logs[name], setting.epochs, seed), logs[name].clicks)
+                measured.append(row | against_truth(scores, logs[name]))
+                yield found
+        for label in LOOPED:
+            if ("loop", label, seed) not in done:
+                rows = loop(METHODS[label], logs["popularity"], setting, seed, np.random.default_rng((seed, 1)))
+                looped += [{"method": label, "seed": seed, "round": n} | row for n, row in enumerate(rows)]
+                yield found
 
 
 def table(measured: Sequence[dict[str, Any]], policy: str) -> str:
@@ -210,6 +214,16 @@ def draw(found: dict[str, Any]) -> bytes:
     return pictures.png(pictures.side_by_side(*panels))
 
 
+def page(setting: Setting, found: dict[str, Any]) -> str:
+    seeds = len({row["seed"] for row in found["measured"]})
+    parts = [
+        f"Seeds {seeds}; {', '.join(f'{name} {value}' for name, value in setting._asdict().items())}.\n{ABOUT}",
+        *(f"**Exposure by {policy}**\n\n{table(found['measured'], policy)}" for policy in POLICIES),
+        f"**Feedback loop, exposure by popularity first**\n\n{loop_table(found['looped'])}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     option = parser.add_argument
@@ -217,17 +231,22 @@ def main() -> None:
     for name, default in Setting._field_defaults.items():
         option(f"--{name.replace('_', '-')}", type=type(default), default=default, help="(default: %(default)s)")
     option("--output", type=Path, default=RESULTS / "debias", help="without its ending (default: %(default)s)")
+    option("--resume", action="store_true", help="keep the rows that the output has, add those that it lacks")
     args = parser.parse_args()
     torch.set_num_threads(1)
     setting = Setting(*(getattr(args, name) for name in Setting._fields))
-    found = run(setting, range(args.seeds))
-    page = [
-        f"Seeds {args.seeds}; {', '.join(f'{name} {value}' for name, value in setting._asdict().items())}.\n{ABOUT}",
-        *(f"**Exposure by {policy}**\n\n{table(found['measured'], policy)}" for policy in POLICIES),
-        f"**Feedback loop, exposure by popularity first**\n\n{loop_table(found['looped'])}",
-    ]
-    text = "\n\n".join(page) + "\n"
-    write_json(args.output.with_suffix(".json"), {"machine": hardware(), "setting": setting._asdict()} | found)
+    path = args.output.with_suffix(".json")
+    found: dict[str, Any] = {"machine": hardware(), "setting": setting._asdict(), "measured": [], "looped": []}
+    if args.resume and path.is_file():
+        earlier = json.loads(path.read_text())
+        if earlier["setting"] != found["setting"]:
+            parser.error(f"--resume: expected the setting of {path}, {earlier['setting']}, got {found['setting']}")
+        found = earlier
+    for now in run(setting, range(args.seeds), found):
+        last = (now["measured"] + now["looped"])[-1]
+        print(", ".join(f"{name} {value}" for name, value in last.items()), flush=True)
+        write_json(path, now)
+    text = page(setting, found)
     write_text(args.output.with_suffix(".md"), text)
     write_bytes(args.output.with_suffix(".png"), draw(found))
     print(text)
