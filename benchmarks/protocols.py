@@ -64,11 +64,34 @@ def _shown(scorer: Scorer, cases: Cases) -> dict[str, Any]:
     assert found.shown is not None, "full ranking keeps what it showed"
     test = _drawn(scorer, cases) | measure(found, _OF_ALL)
     test["target diversity"] = float(len(np.unique(cases.target)))
-    shares = report.shown_shares(found.shown[found.k.index(10)], found.counts)
-    return {"test": test, "impressions": [round(share, 5) for share in shares]}
+    shares = {
+        "impressions": report.shown_shares(found.shown[found.k.index(10)], found.counts),
+        "train clicks": report.shown_shares(found.counts, found.counts),
+    }
+    return {"test": test} | {name: [round(share, 5) for share in values] for name, values in shares.items()}
 
 
-PROTOCOLS: dict[str, Callable[[Scorer], Protocol]] = {"ranking": ranking, "debiasing": debiasing}
+def repeats(scorer: Scorer) -> Protocol:
+    """For logs where what was bought is bought again: all items ranked, those of the history too."""
+
+    def run(scorer: Scorer, cases: Cases) -> dict[str, float]:
+        return evaluate(scorer, cases, k=(10, 50), seen="keep", metrics=("recall", "ndcg", "diversity", "popularity"))
+
+    return Protocol(
+        run,
+        lambda new, kept: new["ndcg@10"] > kept["ndcg@10"],
+        "ndcg@10",
+        lambda scorer, cases: {"test": run(scorer, cases)},
+    )
+
+
+PROTOCOLS: dict[str, Callable[[Scorer], Protocol]] = {
+    "ranking": ranking,
+    "debiasing": debiasing,
+    "repeats": repeats,
+}
+# What becomes of the items of a history, of which the floors depend.
+SEEN = {"ranking": "mask", "debiasing": "mask", "repeats": "keep"}
 
 
 def some(cases: Cases, count: int) -> Cases:

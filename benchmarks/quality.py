@@ -15,14 +15,17 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.common import machine, write_json
+from benchmarks.sources import SPLITS
 from benchmarks.study import Plan, measure
-from fastcl.recsys import Interactions
+from fastcl.recsys import pictures
+from fastcl.recsys.checkpoint import write_bytes
 from fastcl.recsys.report import number
 
 HERE = Path(__file__).parent
@@ -33,6 +36,7 @@ def runs(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for entry in manifest["runs"]:
         for seed in entry.get("seeds", [0]):
             run = {key: entry.get(key) for key in ("label", "data", "model", "options", "plan")} | {"seed": seed}
+            run |= {key: entry[key] for key in ("split", "measured by") if key in entry}  # others than the study's
             content = json.dumps({key: run[key] for key in run if key != "label"}, sort_keys=True)
             yield run | {"id": hashlib.sha256(content.encode()).hexdigest()[:12]}
 
@@ -45,15 +49,25 @@ def work(manifest: dict[str, Any], results: Path, data: Path, states: Path, only
         if any(found["id"] == run["id"] for found in read(results)):
             continue
         print(f"{title(run)} ({run['id']})", flush=True)
-        split = Interactions.read(data / f"{run['data']}.txt.gz", format="sequence").split()
+        parts = SPLITS[run.get("split", "last-one")](run["data"], data)
         plan = None if run["plan"] is None else Plan(**run["plan"])
         found = measure(
-            run["model"], run["options"] or {}, plan, run["seed"], split, states / run["id"], manifest["measured by"]
+            run["model"],
+            run["options"] or {},
+            plan,
+            run["seed"],
+            parts,
+            states / run["id"],
+            run.get("measured by", manifest["measured by"]),
         )
         facts = {"revision": revision(), "machine": machine()}
         write_json(results, {"runs": [*read(results), run | found | facts]})
-        test = found["test"]
-        print("  test:", ", ".join(f"{name} {test[name]:.4f}" for name in manifest["columns"]), flush=True)
+        test, columns = found["test"], columns_of(manifest, run["data"])
+        print("  test:", ", ".join(f"{name} {number(name, test[name])}" for name in columns), flush=True)
+
+
+def columns_of(manifest: dict[str, Any], data: str) -> list[str]:
+    return manifest.get("columns of", {}).get(data, manifest["columns"])
 
 
 def title(run: dict[str, Any]) -> str:
@@ -75,12 +89,12 @@ def revision() -> str:
 def table(manifest: dict[str, Any], done: list[dict[str, Any]]) -> str:
     """The paper's figures and ours as Markdown: mean (standard deviation) over the seeds that ran, in the test set."""
     found = {run["id"]: run for run in done}
-    columns = manifest["columns"]
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in runs(manifest):
         groups.setdefault((run["data"], run["label"]), []).append(run)
     lines = []
     for data, paper in manifest["paper"].items():
+        columns = columns_of(manifest, data)
         best = {name: max((row[name] for row in paper.values() if name in row), default=None) for name in columns}
         head = ["", "seeds", *columns]
         lines += ["", f"**{data}**", "", f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
@@ -94,9 +108,25 @@ def table(manifest: dict[str, Any], done: list[dict[str, Any]]) -> str:
             cells = [cell(column, [test[column] for test in tests], best[column]) for column in columns]
             ran = str(len(tests)) if len(tests) == len(group) else f"{len(tests)} of {len(group)}"
             lines.append(f"| {label} | {ran} | " + " | ".join(cells) + " |")
+        lines += ["", manifest["notes"][data]] if data in manifest.get("notes", {}) else []
     missing = [title(run) for run in runs(manifest) if run["id"] not in found]
     lines += ["", "**Bold**: above all of the paper's columns.", "", f"Runs missing: {len(missing)}."]
     return "\n".join([*lines, *(f"- {name}" for name in missing)]).strip()
+
+
+def drawn(manifest: dict[str, Any], done: list[dict[str, Any]]) -> bytes | None:
+    """CLRec's figure 4 and what its diversity costs, of the first seed of every row that ran; None before any did."""
+    ids = {run["id"] for run in runs(manifest)}
+    panels: list[pictures.Draw] = []
+    for data in manifest["paper"]:
+        rows = {run["label"]: run for run in reversed(done) if run["data"] == data and run["id"] in ids}
+        clicks = [run["train clicks"] for run in rows.values() if "train clicks" in run]
+        if clicks:
+            shares = {"train clicks": clicks[0]} | {label: run["impressions"] for label, run in rows.items()}
+            at = {label: (run["test"]["recall@10"], run["test"]["diversity@10"]) for label, run in rows.items()}
+            panels.append(partial(pictures.impressions, shares=shares, title=f"{data}: top 10 of all test users"))
+            panels.append(partial(pictures.points, values=at, title=data, x="recall@10", y="diversity@10"))
+    return pictures.png(pictures.side_by_side(*panels)) if panels else None
 
 
 def cell(column: str, values: list[float], least: float | None) -> str:
@@ -121,6 +151,7 @@ def main() -> None:
     )
     option("--data", type=Path, default=os.environ.get("FASTCL_DATA"), help="folder of the data (or FASTCL_DATA)")
     option("--states", type=Path, default="runs/studies", help="folder of checkpoints (default: %(default)s)")
+    option("--draw", type=Path, metavar="PNG", help="also draw what is shown to whom, where that was measured")
     option("--threads", type=int, default=torch.get_num_threads(), help="(default: %(default)s)")
     args = parser.parse_args()
     manifest = json.loads((HERE / "studies" / f"{args.paper}.json").read_text())
@@ -131,6 +162,8 @@ def main() -> None:
         torch.set_num_threads(args.threads)
         work(manifest, results, Path(args.data), args.states, args.only)
     print(table(manifest, read(results)))
+    if args.draw and (picture := drawn(manifest, read(results))):
+        write_bytes(args.draw, picture)
 
 
 if __name__ == "__main__":

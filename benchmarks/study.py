@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from benchmarks.protocols import PROTOCOLS, some
+from benchmarks.protocols import PROTOCOLS, SEEN, some
+from benchmarks.sources import Parts
 from fastcl.recsys import checkpoint, report
-from fastcl.recsys.data import Split
+from fastcl.recsys.data import Histories, Scorer, Split
 from fastcl.recsys.models import MODELS, ContrastVAE, Model
 from fastcl.recsys.options import at_least, one_of
 
@@ -47,7 +48,7 @@ def measure(
     options: dict[str, Any],
     plan: Plan | None,
     seed: int,
-    split: Split,
+    parts: Parts,
     folder: Path,
     protocol: str = "ranking",
 ) -> dict[str, Any]:
@@ -56,10 +57,10 @@ def measure(
     folder: gets state.safetensors after every epoch, and in the end the best weights as a run folder.
     protocol: of protocols.PROTOCOLS.
     """
-    floors = report.floors(split, "mask")
+    split = parts.split
+    floors = report.floors(split, SEEN[protocol])
     if model_name in floors:
-        floor = floors[model_name]
-        return PROTOCOLS[protocol](floor).test(floor, split.test)
+        return _tested(floors[model_name], parts, protocol)
     one_of(MODELS, "model", model_name)
     assert plan is not None, "a model needs a plan"
     at_least(1, "epochs", plan.epochs)
@@ -68,11 +69,20 @@ def measure(
     model = MODELS[model_name](split.items, seed=seed, **settings)
     rules = PROTOCOLS[protocol](model)
     done = train(model, plan, seed, split, folder / "state.safetensors", partial(_say, rules.watched), protocol)
-    done |= rules.test(model, split.test)
+    done |= _tested(model, parts, protocol)
     if isinstance(model, ContrastVAE):
         done["diagnostics"] = model.diagnostics(split.test.history)
     done["peak_rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     checkpoint.save(model, folder, {"seed": seed, "plan": plan._asdict()})
+    return done
+
+
+def _tested(scorer: Scorer, parts: Parts, protocol: str) -> dict[str, Any]:
+    """On the split's own test cases; metrics on others have their name in front."""
+    test = PROTOCOLS[protocol](scorer).test
+    done = test(scorer, parts.split.test)
+    for name, cases in parts.others.items():
+        done["test"] |= {f"{name} {metric}": value for metric, value in test(scorer, cases)["test"].items()}
     return done
 
 
@@ -102,7 +112,7 @@ def train(
             log, best = _restore(path, model, optimizer, schedule, rng)
         while log["epochs"] < plan.epochs and log["epochs"] - log["best_epoch"] < plan.patience:
             started = time.process_time()
-            loss = _epoch(model, split, optimizer, schedule, rng)
+            loss = epoch(model, split.train, optimizer, schedule, rng)
             valid = rules.validate(model.eval(), cases)
             log["epochs"] += 1
             log["cpu_s"] += time.process_time() - started
@@ -123,12 +133,13 @@ def _say(watched: str, log: dict[str, Any]) -> None:
     print(f"  epoch {log['epochs']}: {at}, {log['cpu_s']:.0f} s of CPU", flush=True)
 
 
-def _epoch(
-    model: Model, split: Split, optimizer: torch.optim.Adam, schedule: LambdaLR, rng: np.random.Generator
+def epoch(
+    model: Model, clicks: Histories, optimizer: torch.optim.Adam, schedule: LambdaLR, rng: np.random.Generator
 ) -> float:
+    """One pass over the clicks; returns the mean loss of its steps."""
     model.train()
     total = torch.zeros((), dtype=torch.float64)
-    for batch in model.batches(split.train, rng):
+    for batch in model.batches(clicks, rng):
         loss = model.loss(batch)
         optimizer.zero_grad()
         loss.backward()
@@ -136,7 +147,7 @@ def _epoch(
         schedule.step()
         model.after_step(batch)
         total += loss.detach()
-    mean = float(total / model.steps(split.train))
+    mean = float(total / model.steps(clicks))
     if not math.isfinite(mean):
         raise FloatingPointError(f"loss: expected a finite number, got {mean}")
     return mean

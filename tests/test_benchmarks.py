@@ -61,6 +61,7 @@ PROGRAMS = {
     "overhead": "--threads 1 --repeats 1",
     "memory": "--only tiny --against fastcl,lean --threads 1",
     "scaling": "--only tiny --threads 1 --columns 100,200 --repeats 1",
+    "debias": "--seeds 1 --users 40 --items 40 --intents 4 --clicks 4 --epochs 1 --rounds 1 --epochs-a-round 1",
     "negatives": "--only text --items 300 --users 200 --repeats 1",
 }
 
@@ -79,7 +80,7 @@ def test_program_runs(name: str, tmp_path: Path) -> None:
     table = output.with_suffix(".md").read_text()
     assert table.strip() in done.stdout
     assert "| --- |" in table
-    assert output.with_suffix(".png").exists() == (name == "scaling")
+    assert output.with_suffix(".png").exists() == (name in ("scaling", "debias"))
 
 
 def test_an_unknown_case_is_named() -> None:

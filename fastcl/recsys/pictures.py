@@ -69,6 +69,15 @@ def bars(axes: Any, values: Mapping[str, float], title: str, label: str) -> None
     axes.set(title=title, ylabel=label)
 
 
+def points(axes: Any, values: Mapping[str, tuple[float, float]], title: str, x: str, y: str) -> None:
+    """One named point for each pair of numbers."""
+    for name, (left, up) in values.items():
+        axes.plot(left, up, "o", label=name)
+        axes.annotate(name, (left, up), xytext=(4, 4), textcoords="offset points", fontsize=8)
+    axes.margins(0.25)
+    axes.set(title=title, xlabel=x, ylabel=y)
+
+
 def groups(axes: Any, reports: Mapping[str, Sequence[Mapping[str, Any]]], metric: str, title: str, label: str) -> None:
     """One line a name over the groups of `by_group`; all names have the same groups."""
     for name, rows in reports.items():

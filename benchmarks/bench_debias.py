@@ -1,0 +1,256 @@
+"""Which losses find what users like in a log of what they were shown? Trained on a simulated world, held against it.
+
+    python -m benchmarks.bench_debias
+
+Two policies made the log: one that shows everybody the same, by popularity, and one that mostly follows a user's
+intents. Beside what the models learn stands the optimum of their losses, computed from the world. Then the loop: each
+round shows what the model of the rounds before recommends. Writes results/debias.{json,md,png}.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.common import RESULTS, hardware, markdown, write_json, write_text
+from benchmarks.debias_methods import METHODS, Log, Method
+from benchmarks.simulator import divergence, joined, rank_correlation, show, world
+from fastcl.recsys import pictures
+from fastcl.recsys.checkpoint import write_bytes
+from fastcl.recsys.data import Histories
+from fastcl.recsys.measures import gini
+from fastcl.recsys.models import Model
+
+POLICIES = {"popularity": 0.0, "intents": 0.8}  # name -> World.policy's share of the intents
+K = 10
+ABOUT = f"""KL: of the softmax of the scores from p(click | user, item) made to add up to 1, in nats. rank corr.:
+Spearman's, of scores and p(click). recall@{K}: of a click made where all items are shown alike. recall@{K}, log: of one
+made under the log's own policy. taste: mean p(click) of the listed items. diversity: distinct items in all the lists.
+popularity: impressions in the log of a listed item, the greatest of the trained methods being 1. Mean (standard
+deviation) over the seeds, each of which is another world. Optima are computed from the world, as if a user were known
+in full from the history and every item were clicked often."""
+
+
+class Setting(NamedTuple):
+    """The size of the world and of the training: enough clicks that a rare item has some, in a minute a seed."""
+
+    users: int = 1500
+    items: int = 400
+    intents: int = 8
+    clicks: int = 20
+    epochs: int = 12
+    rounds: int = 5
+    clicks_a_round: int = 6
+    epochs_a_round: int = 5
+    explore: float = 0.2  # of a round's impressions, made by the first policy
+    shown: int = 20  # items of a user's list in the loop
+
+
+def logits(model: Model, clicks: Histories) -> np.ndarray:
+    """float64 [U, I]"""
+    with torch.inference_mode():
+        return model.scores(clicks)[:, 1:].double().numpy()
+
+
+def against_truth(scores: np.ndarray, log: Log) -> dict[str, float]:
+    """How near the scores [U, I] of all users are to what they like, and what their lists of ten are like. Expectations
+    over the world's probabilities, no draws:
+
+    recall: of the click that comes where all items are shown alike. recall, log: of the click that comes under the
+    log's own policy, which is what tests on logged data see. taste: probability of a click on what is shown.
+    popularity: impressions that a shown item had in the log.
+    """
+    truth = log.world.preference()
+    best = np.argpartition(-scores, K, axis=1)[:, :K]
+
+    def mass(weight: np.ndarray) -> float:
+        return float((np.take_along_axis(weight, best, axis=1).sum(1) / weight.sum(1)).mean())
+
+    return {
+        "KL": divergence(truth, scores),
+        "rank corr.": rank_correlation(truth, scores),
+        f"recall@{K}": mass(truth),
+        f"recall@{K}, log": mass(truth * log.policy),
+        "taste": float(np.take_along_axis(truth, best, axis=1).mean()),
+        "diversity": float(len(np.unique(best))),
+        "popularity": float(log.impressions[best + 1].mean()),
+    }
+
+
+def optima(log: Log) -> dict[str, np.ndarray]:
+    """log p(item | user) [U, I] at the optimum of each kind of loss, were the user known in full: theorem 1 of CLRec
+    and what becomes of it when the negatives are clicks (estimated propensities alike), not impressions.
+    """
+    truth = log.world.preference()
+    clicked = np.log(truth * log.policy)
+    of_items = np.bincount(log.clicks.item, minlength=len(log.impressions))
+    shares = [np.log(n[1:] + 0.5) for n in (of_items, log.impressions)]
+    return {
+        "p(click): the truth": np.log(truth),
+        "clicks (both softmaxes)": clicked,
+        "clicks over impressions, known q(y|x) (IPW)": clicked - np.log(log.policy),
+        "clicks over impressions of the item": clicked - shares[1],
+        "clicks over clicks of the item (CLRec)": clicked - shares[0],
+    }
+
+
+def loop(method: Method, log: Log, setting: Setting, seed: int, rng: np.random.Generator) -> list[dict[str, float]]:
+    """The feedback: a model is trained on all clicks so far, its lists make the next round's impressions, a part of
+    which the first policy still makes. One row a round, from the first policy's (round 0) on.
+    """
+    truth = log.world.preference()
+    head = np.argsort(-log.impressions[1:])[: setting.items // 10] + 1  # the tenth of the items that was shown most
+    shown, clicks = log.impressions, len(log.clicks.item)
+    rows = []
+    for number in range(setting.rounds + 1):
+        if number:
+            scores = logits(method(log, setting.epochs_a_round, seed), log.clicks)
+            listed = np.zeros_like(truth)
+            np.put_along_axis(listed, np.argpartition(-scores, setting.shown, axis=1)[:, : setting.shown], 1.0, axis=1)
+            policy = setting.explore * log.policy + (1 - setting.explore) * listed / setting.shown
+            new = show(policy, truth, setting.clicks_a_round, rng)
+            shown, clicks = new.impressions, len(new.clicks.item)
+            log = log._replace(clicks=joined(log.clicks, new.clicks), impressions=log.impressions + shown)
+        rows.append(
+            {
+                "head's share": float(shown[head].sum() / shown.sum()),
+                "gini": gini(shown, shown),
+                "clicks an impression": float(clicks / shown.sum()),
+            }
+        )
+    return rows
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return f"{mean} ({statistics.stdev(values):.{digits}f})" if len(values) > 1 else mean
+
+
+LOOPED = ("full softmax", "IPW, popularity", "CLRec, batch")
+
+
+def run(setting: Setting, seeds: Sequence[int], found: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Adds what is missing to found["measured"], one row a policy, method and seed, and found["looped"], one row a
+    method, seed and round; yields `found` after each method.
+    """
+    measured, looped = found["measured"], found["looped"]
+    done = {(row["policy"], row["method"], row["seed"]) for row in measured}
+    done |= {("loop", row["method"], row["seed"]) for row in looped}
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        made = world(setting.users, setting.items, setting.intents, rng)
+        logs = {}
+        for name, personal in POLICIES.items():
+            policy = made.policy(personal)
+            logs[name] = Log(*show(policy, made.preference(), setting.clicks, rng), policy, made)
+            for label, scores in optima(logs[name]).items():
+                row = {"policy": name, "method": f"optimum: {label}", "seed": seed}
+                if tuple(row.values()) not in done:
+                    measured.append(row | against_truth(scores, logs[name]))
+        for name, label in [(name, label) for name in POLICIES for label in METHODS]:
+            row = {"policy": name, "method": label, "seed": seed}
+            if tuple(row.values()) not in done:
+                scores = logits(METHODS[label](logs[name], setting.epochs, seed), logs[name].clicks)
+                measured.append(row | against_truth(scores, logs[name]))
+                yield found
+        for label in LOOPED:
+            if ("loop", label, seed) not in done:
+                rows = loop(METHODS[label], logs["popularity"], setting, seed, np.random.default_rng((seed, 1)))
+                looped += [{"method": label, "seed": seed, "round": n} | row for n, row in enumerate(rows)]
+                yield found
+
+
+def table(measured: Sequence[dict[str, Any]], policy: str) -> str:
+    """Mean (standard deviation) over the seeds; popularity relative to the greatest of the trained methods."""
+    of_policy = [row for row in measured if row["policy"] == policy]
+    labels = list(dict.fromkeys(row["method"] for row in of_policy))
+    greatest = max(row["popularity"] for row in of_policy if not row["method"].startswith("optimum"))
+    digits = {"diversity": 0}
+    rows = []
+    for label in labels:
+        found = [row for row in of_policy if row["method"] == label]
+        cells = {}
+        for name in [name for name in found[0] if name not in ("policy", "method", "seed")]:
+            unit = greatest if name == "popularity" else 1.0
+            cells[name] = spread([row[name] / unit for row in found], digits.get(name, 3))
+        rows.append({"": label} | cells)
+    return markdown(rows)
+
+
+def loop_table(looped: Sequence[dict[str, Any]]) -> str:
+    rows = []
+    for label in dict.fromkeys(row["method"] for row in looped):
+        for name in ("head's share", "gini", "clicks an impression"):
+            by_round: dict[int, list[float]] = {}
+            for row in looped:
+                if row["method"] == label:
+                    by_round.setdefault(row["round"], []).append(row[name])
+            rows.append({"": label, "of a round": name} | {str(n): spread(v, 3) for n, v in by_round.items()})
+    return markdown(rows)
+
+
+def draw(found: dict[str, Any]) -> bytes:
+    """What is left to the truth by method and policy, and the head's share over the rounds."""
+
+    def left(policy: str) -> pictures.Draw:
+        rows = [row for row in found["measured"] if row["policy"] == policy]
+        values = {m: statistics.mean(row["KL"] for row in rows if row["method"] == m) for m in METHODS}
+        return lambda axes: pictures.bars(axes, values, f"exposure by {policy}", "KL from the truth, nats")
+
+    def over_rounds(name: str) -> pictures.Draw:
+        lines: dict[str, list[float]] = {}
+        for label in LOOPED:
+            rows = [row for row in found["looped"] if row["method"] == label]
+            rounds = range(1 + max(row["round"] for row in rows))
+            lines[label] = [statistics.mean(row[name] for row in rows if row["round"] == n) for n in rounds]
+        return lambda axes: pictures.curves(axes, lines, "feedback loop", name)
+
+    panels = [left(policy) for policy in POLICIES] + [over_rounds(n) for n in ("head's share", "clicks an impression")]
+    return pictures.png(pictures.side_by_side(*panels))
+
+
+def page(setting: Setting, found: dict[str, Any]) -> str:
+    seeds = len({row["seed"] for row in found["measured"]})
+    parts = [
+        f"Seeds {seeds}; {', '.join(f'{name} {value}' for name, value in setting._asdict().items())}.\n{ABOUT}",
+        *(f"**Exposure by {policy}**\n\n{table(found['measured'], policy)}" for policy in POLICIES),
+        f"**Feedback loop, exposure by popularity first**\n\n{loop_table(found['looped'])}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    option = parser.add_argument
+    option("--seeds", type=int, default=3, help="(default: %(default)s)")
+    for name, default in Setting._field_defaults.items():
+        option(f"--{name.replace('_', '-')}", type=type(default), default=default, help="(default: %(default)s)")
+    option("--output", type=Path, default=RESULTS / "debias", help="without its ending (default: %(default)s)")
+    option("--resume", action="store_true", help="keep the rows that the output has, add those that it lacks")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    setting = Setting(*(getattr(args, name) for name in Setting._fields))
+    path = args.output.with_suffix(".json")
+    found: dict[str, Any] = {"machine": hardware(), "setting": setting._asdict(), "measured": [], "looped": []}
+    if args.resume and path.is_file():
+        earlier = json.loads(path.read_text())
+        if earlier["setting"] != found["setting"]:
+            parser.error(f"--resume: expected the setting of {path}, {earlier['setting']}, got {found['setting']}")
+        found = earlier
+    for now in run(setting, range(args.seeds), found):
+        last = (now["measured"] + now["looped"])[-1]
+        print(", ".join(f"{name} {value}" for name, value in last.items()), flush=True)
+        write_json(path, now)
+    text = page(setting, found)
+    write_text(args.output.with_suffix(".md"), text)
+    write_bytes(args.output.with_suffix(".png"), draw(found))
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The methods that bench_debias.py trains on a log of clicks, by name, all with one encoder but Multi-CLRec.
+
+The models are fastcl's own. Two see what no log of clicks holds: the policy, or the impressions.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+import fastcl
+from benchmarks.simulator import World
+from benchmarks.study import epoch
+from fastcl.recsys import CLRec, MultiCLRec
+from fastcl.recsys.data import Histories
+from fastcl.recsys.models import Model
+from fastcl.recsys.models.clrec import Batch, CLRecConfig
+from fastcl.recsys.models.clrec_objectives import Objective, Pairs
+
+
+class Log(NamedTuple):
+    """What a method may see (clicks, and for some the impressions), and what only the world knows."""
+
+    clicks: Histories
+    impressions: np.ndarray  # int64 [I+1]
+    policy: np.ndarray  # [U, I]
+    world: World
+
+
+Method = Callable[[Log, int, int], Model]  # of a log, epochs and a seed
+
+
+def trained(model: Model, clicks: Histories, epochs: int, seed: int) -> Model:
+    """By Adam with a falling learning rate; no epoch is chosen, since what there is to choose by is biased too."""
+    rng = np.random.default_rng(seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=model.config.lr, betas=(0.9, 0.98), fused=True)
+    steps = epochs * model.steps(clicks)
+    schedule = LambdaLR(optimizer, lambda step: 1.0 - step / steps)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for _ in range(epochs):
+            epoch(model, clicks, optimizer, schedule, rng)
+    return model.eval()
+
+
+class ImpressionNegatives(CLRec):
+    """CLRec where its theorem holds: negatives drawn from the impressions, which follow q(y), not from the clicks."""
+
+    def __init__(self, log: Log, **options: Any) -> None:
+        super().__init__(log.world.items, negatives_from="batch", **options)
+        self.objective = Objective(_contrastive)
+        self._share = log.impressions[1:] / log.impressions.sum()
+
+    def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
+        for batch in super().batches(train, rng):
+            drawn = 1 + rng.choice(len(self._share), self.config.negatives, p=self._share)
+            yield batch._replace(drawn=self.tensor(drawn))
+
+
+def _contrastive(pairs: Pairs, config: CLRecConfig) -> Tensor:
+    return fastcl.sampled_softmax(pairs.user, pairs.positive, pairs.keys, temperature=config.temperature)
+
+
+class KnownPropensity(CLRec):
+    """Inverse propensity weighting with the policy's own q(y|x)."""
+
+    def __init__(self, log: Log, **options: Any) -> None:
+        super().__init__(log.world.items, objective="ipw", **options)
+        self.propensity = _Policy(log.policy)
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        assert isinstance(self.propensity, _Policy)
+        self.propensity.row = batch.row
+        return super().parts(batch)
+
+
+class _Policy(nn.Module):
+    row: Tensor
+
+    def __init__(self, policy: np.ndarray) -> None:
+        super().__init__()
+        self.log_q = torch.from_numpy(np.log(policy)).float()
+
+    def forward(self, before: Tensor, target: Tensor, log_share: Tensor) -> Tensor:
+        return self.log_q[self.row, target - 1]
+
+
+def method(make: Callable[..., Model], **options: Any) -> Method:
+    def train(log: Log, epochs: int, seed: int) -> Model:
+        return trained(make(log, seed=seed, **SHARED, **options), log.clicks, epochs, seed)
+
+    return train
+
+
+def on_items(model: Callable[..., Model]) -> Callable[..., Model]:
+    """For models that see the clicks alone."""
+    return lambda log, **options: model(log.world.items, **options)
+
+
+# The same for all of them; the clicks have no times. Of the pooling encoder: the rest is each one's default.
+SHARED: dict[str, Any] = {
+    "dim": 32,
+    "hidden": 32,
+    "max_len": 20,
+    "dropout": 0.3,
+    "batch": 512,
+    "lr": 1e-3,
+    "time_cuts": (),
+}
+METHODS: dict[str, Method] = {
+    "full softmax": method(on_items(CLRec), objective="full_softmax"),
+    "sampled softmax": method(on_items(CLRec), objective="sampled_softmax", negatives=1024),
+    "IPW, known": method(KnownPropensity, weight_limit=100.0),
+    "IPW, popularity": method(on_items(CLRec), objective="ipw", propensity="popularity"),
+    "IPW, learned": method(on_items(CLRec), objective="ipw", propensity="learned"),
+    "CLRec, impressions": method(ImpressionNegatives, negatives=1024),
+    "CLRec, batch": method(on_items(CLRec), negatives_from="batch"),
+    "CLRec, queue of ids": method(on_items(CLRec), negatives_from="ids"),
+    "CLRec, queue of vectors": method(on_items(CLRec), negatives_from="vectors"),
+    "Multi-CLRec": method(on_items(MultiCLRec), intents=8, served=2, main=513, secondary=512),
+}

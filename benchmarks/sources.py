@@ -1,0 +1,86 @@
+"""The data of a study's runs: logs by name, with times and item classes where these are known, and splits by name.
+
+Nothing is measured or trained here.
+"""
+
+import gzip
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fastcl.recsys import Histories, Interactions, bundled
+from fastcl.recsys.data import Cases, Split
+from fastcl.recsys.splits import TEST, TRAIN, VALID, from_parts
+
+BUNDLED = "bundled:"
+DAY = 86_400
+
+
+class Parts(NamedTuple):
+    """others: cases that are tested on beside the split's own, by name."""
+
+    split: Split
+    others: dict[str, Cases]
+
+
+def last_one(name: str, folder: Path) -> Parts:
+    """Leave-one-out."""
+    return Parts(_log(name, folder).split(), {})
+
+
+def shift(name: str, folder: Path) -> Parts:
+    """Trained on the weekdays of the first four fifths of the rows; tested on a user's first row of a later weekday,
+    and with the same history on the first one of a later weekend (as CLRec's table 4).
+    """
+    data = _timed(name, folder)
+    assert data.log.time is not None, "the log was read with times"
+    cut = float(np.quantile(data.log.time, 0.8))
+    weekend = (data.log.time // DAY + 3) % 7 >= 5  # the first day of 1970 was a Thursday
+    trains = (data.log.time < cut) & ~weekend
+    tests = data.log.time >= cut
+    split = _parts(data, trains, tests & ~weekend, cut)
+    return Parts(split, {"weekends": _parts(data, trains, tests & weekend, cut).test})
+
+
+SPLITS: dict[str, Callable[[str, Path], Parts]] = {"last-one": last_one, "shift": shift}
+
+
+def _parts(data: Interactions, trains: np.ndarray, tests: np.ndarray, cut: float) -> Split:
+    """The split of the rows that train or test alone; of a user's train rows, if there are two, the last validates."""
+    used = trains | tests
+    row = np.repeat(np.arange(len(data.log)), data.log.lengths)
+    lengths = np.bincount(row[used], minlength=len(data.log))
+    assert data.log.time is not None, "the log was read with times"
+    log = Histories(np.concatenate([[0], lengths.cumsum()]), data.log.item[used], data.log.time[used])
+    part = np.where(tests[used], TEST, TRAIN)
+    trained = np.bincount(row[trains], minlength=len(data.log))
+    part[(log.offsets[:-1] + trained - 1)[trained >= 2]] = VALID
+    return from_parts(data.items, data.users, log, part, how="weekdays", at=cut, ties="input", seed=0)
+
+
+def _log(name: str, folder: Path) -> Interactions:
+    if name.startswith(BUNDLED):
+        return bundled(name.removeprefix(BUNDLED))
+    return Interactions.read(folder / f"{name}.txt.gz", format="sequence")
+
+
+def _timed(name: str, folder: Path) -> Interactions:
+    """The log with its times, and the items' classes as their feature."""
+    if name.startswith(BUNDLED):
+        return bundled(name.removeprefix(BUNDLED))
+    pairs = list(zip(_rows(folder / f"{name}.txt.gz"), _rows(folder / f"{name}.times.txt.gz"), strict=True))
+    columns = {
+        "user": [user for (user, *items), _ in pairs for _ in items],
+        "item": [item for (_, *items), _ in pairs for item in items],
+        "time": [int(time) for _, (_, *times) in pairs for time in times],
+    }
+    classes = zip(*_rows(folder / f"{name}.item_class.txt.gz"), strict=True)
+    return Interactions.read(columns, item_features=dict(zip(("item", "class"), map(list, classes), strict=True)))
+
+
+def _rows(path: Path) -> Iterator[list[str]]:
+    with gzip.open(path, "rt") as file:
+        for line in file:
+            yield line.split()
