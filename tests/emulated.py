@@ -79,7 +79,7 @@ class Kernels:
             run = getattr(self.library, f"run_{name}_chunk")
             run.argtypes, run.restype = [POINTER(CProblem), POINTER(args), POINTER(CChunk)], c_char_p
         self.library.most_features.restype = c_int64
-        self.library.launches.restype = c_uint64
+        self.library.launches.restype = self.library.bank_conflicts.restype = c_uint64
         self.library.set_schedule.argtypes = [c_uint64]
         self.reset()
 
@@ -94,6 +94,10 @@ class Kernels:
 
     def launches(self) -> int:
         return int(self.library.launches())
+
+    def bank_conflicts(self) -> int:
+        """Of `ldmatrix`, so far."""
+        return int(self.library.bank_conflicts())
 
     def run(self, name: str, problem: CProblem, args: Structure) -> None:
         size = getattr(self.library, f"{name}_bytes")(byref(problem), byref(args))

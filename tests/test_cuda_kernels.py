@@ -187,6 +187,14 @@ def test_frozen_keys_cost_no_walk_in_backward(kernels: Kernels) -> None:
         assert torch.equal(g, expected[f"grad {name}"])
 
 
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_no_two_rows_of_a_read_share_a_bank(kernels: Kernels, dtype: torch.dtype, d: int) -> None:
+    before = kernels.bank_conflicts()
+    assert_contrast(kernels.contrast, Problem(65, 70, d, dtype, dtype))
+    assert kernels.bank_conflicts() == before
+
+
 @pytest.mark.parametrize("weights", [F32, BF16], ids=str)
 @pytest.mark.parametrize("chunk_rows", [1, 7, 1000])
 def test_many_features_in_chunks(kernels: Kernels, weights: torch.dtype, chunk_rows: int) -> None:
