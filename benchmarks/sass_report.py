@@ -71,13 +71,6 @@ def compiled(source: Path, arch: str, folder: Path) -> Path:
     return cubin
 
 
-def compiler() -> str:
-    """The version of nvcc: another one compiles otherwise."""
-    text = subprocess.run([str(find_nvcc()), "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"V([\d.]+)", text)
-    return found[1] if found else text.strip()
-
-
 def dump(cubin: Path, option: str) -> str:
     tool, disassembler = find_tool("cuobjdump"), find_tool("nvdisasm")
     assert tool is not None
@@ -241,7 +234,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = [row for arch in args.archs.split(",") for row in report(arch, Path(folder))]
     print(markdown([shown(row) for row in rows if "cycles" in row]))
-    write_json(args.output, {"nvcc": compiler(), "rows": rows})
+    write_json(args.output, rows)
 
 
 if __name__ == "__main__":
