@@ -17,7 +17,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 # Slow in the emulator, and many times the same code for the host.
-LONGER = "test_losses_equal_the_textbook or test_values_and_gradients or test_any_storage_offset"
+LONGER = "test_losses_equal_the_textbook or test_values_and_gradients or test_any_storage_offset or test_softplus_sums"
 
 
 @pytest.fixture(scope="module")
