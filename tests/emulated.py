@@ -29,7 +29,7 @@ class CProblem(Structure):
         ("rows", c_int64), ("columns", c_int64), ("features", c_int64), ("dtype", c_int32), ("tf32", c_bool),
         ("multiprocessors", c_int32), ("query", c_void_p), ("key", c_void_p), ("positive", c_void_p),
         ("scale", c_void_p), ("one_scale", c_bool), ("factor", c_double), ("bias", c_void_p),
-        ("row_id", c_void_p), ("col_id", c_void_p), ("reduction", c_int32), ("offset", c_void_p),
+        ("row_id", c_void_p), ("col_id", c_void_p), ("reducer", c_int32), ("offset", c_void_p),
     )  # fmt: skip
 
 
@@ -252,7 +252,7 @@ class _SoftplusSum(torch.autograd.Function):
     def forward(ctx: Any, kernels: Kernels, query: Tensor, key: Tensor, scale: Tensor | None, offset: Tensor | None,
                 bias: Tensor | None, row_id: Tensor | None, col_id: Tensor | None, factor: float) -> Any:  # fmt: skip
         problem = kernels.problem(query, key, None, scale, bias, row_id, col_id, factor)
-        problem.reduction, problem.offset = 1, _pointer(offset)
+        problem.reducer, problem.offset = 1, _pointer(offset)
         n, d = query.shape
         wide = _compute_type(query)
         total, sum_key, sum_weight = _nan(True, wide, n), _nan(True, wide, n, d), _nan(True, wide, n)

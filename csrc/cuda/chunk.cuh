@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads) chunk_forward(Problem p, Outputs o, 
     const float dot = warp_dot<float>(p, p.query, p.positive, row);
     if (threadIdx.x == 0) static_cast<float*>(o.pos)[row] = scale * dot;
   }
-  const bool pairs = p.reduction == Reduction::kSoftplusSum;
+  const bool pairs = p.reducer == Reducer::kSoftplusSum;
   const auto add = [](float a, float b) { return a + b; };
   float top = -1e30f, sum = 0.f, total = 0.f;  // top is finite: see LogSumExp
   for (int64_t j = threadIdx.x; j < p.columns; j += kThreads) {
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads) chunk_backward(Problem p, Gradients 
     const float scale = scale_at<float>(p, row), grad = static_cast<const float*>(g.grad_lse)[row];
     const float x = chunk_logit(p, static_cast<const float*>(c.dots)[at], scale * kLog2e, row, j);
     float weight = 0.f;
-    if (p.reduction == Reduction::kSoftplusSum) {
+    if (p.reducer == Reducer::kSoftplusSum) {
       weight = sigmoid(x) * grad;
     } else if (const float lse = static_cast<const float*>(g.lse)[row]; lse != -kInfinity) {
       weight = exp2_fast(fmaf(-lse, kLog2e, x)) * grad;

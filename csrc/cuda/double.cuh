@@ -31,7 +31,7 @@ __device__ __forceinline__ double softplus(double x) { return (x > 0 ? x : 0) + 
 
 // exp(x - lse), or sigmoid(x); a row with nothing in its sum has weights of zero.
 __device__ __forceinline__ double weight_of(const Problem& p, double x, double lse) {
-  if (p.reduction == Reduction::kLogSumExp) return lse == -kInfinity ? 0.0 : exp(x - lse);
+  if (p.reducer == Reducer::kLogSumExp) return lse == -kInfinity ? 0.0 : exp(x - lse);
   const double t = exp(-fabs(x));
   return (x >= 0 ? 1.0 : t) / (1.0 + t);
 }
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) forward_double(Problem p, Outputs o)
     if (threadIdx.x == 0) static_cast<double*>(o.pos)[i] = scale * dot;
   }
 
-  const bool pairs = p.reduction == Reduction::kSoftplusSum;
+  const bool pairs = p.reducer == Reducer::kSoftplusSum;
   double top = -1e300, sum = 0, weights = 0;  // top is finite: see LogSumExp
   for (int64_t j = threadIdx.x; j < p.columns; j += kThreads) {
     const double x = logit(p, scale, i, j), best = most(x, top);

@@ -98,12 +98,12 @@ struct Plan {
 
 Plan forward_plan(const Problem& p, const Outputs& o, Carver& carver) {
   const Walks& walks = walks_for(p);
-  const bool softplus = p.reduction == Reduction::kSoftplusSum, sums = softplus || o.mean_key != nullptr;
+  const bool softplus = p.reducer == Reducer::kSoftplusSum, sums = softplus || o.mean_key != nullptr;
   return Plan(p, softplus ? walks.softplus : sums ? walks.forward : walks.lse, true, sums, carver);
 }
 
 Plan backward_plan(const Problem& p, const Gradients& g, Carver& carver) {
-  const bool softplus = p.reduction == Reduction::kSoftplusSum;
+  const bool softplus = p.reducer == Reducer::kSoftplusSum;
   Plan plan(p, softplus ? walks_for(p).sigmoid : walks_for(p).backward, false, true, carver);
   plan.args.lse = static_cast<const float*>(g.lse);
   plan.args.grad_lse = static_cast<const float*>(g.grad_lse);

@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads)
     const float dot = warp_dot<float>(p, p.query, p.positive, row);
     if (lane == 0) static_cast<float*>(o.pos)[row] = scale_at<float>(p, row) * dot;
   }
-  const bool softplus = p.reduction == Reduction::kSoftplusSum;
+  const bool softplus = p.reducer == Reducer::kSoftplusSum;
   float base = -kInfinity, sum = 0.f, total = 0.f;
   for (int s = 0; s < splits; ++s) base = fmaxf(base, state[s * p.rows + row].x);
   for (int s = 0; s < splits; ++s) {
