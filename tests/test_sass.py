@@ -19,7 +19,6 @@ PLANNED_BLOCKS = {
     for which, blocks in walks.items()
 }
 OTHERS = {"pack_rows", "finish_forward", "finish_backward<float>", "chunk_forward", "chunk_backward", "forward_double"}
-OTHERS_BLOCKS = 4  # they wait for memory, which takes many warps to hide
 
 
 def check(arch: str, folder: Path) -> None:
@@ -27,13 +26,14 @@ def check(arch: str, folder: Path) -> None:
     if reason is not None:
         pytest.skip(reason)
     rows = {row["kernel"]: row for row in sass_report.report(arch, folder)}
-    assert {name for name in rows if name.startswith("walk ")} == PLANNED_BLOCKS.keys()
-    assert rows.keys() > OTHERS
+    assert rows.keys() > OTHERS | PLANNED_BLOCKS.keys()
+    # What is no walk waits for memory, which takes many warps to hide.
+    planned = {name: 2 if name.startswith("walk ") else 4 for name in rows} | PLANNED_BLOCKS
     spilled = {name: row for name, row in rows.items() if row["local bytes"] or row["local accesses"]}
     assert spilled == {}
-    assert [name for name in rows if rows[name]["blocks"] < PLANNED_BLOCKS.get(name, OTHERS_BLOCKS)] == []
+    assert {name: row["registers"] for name, row in rows.items() if row["blocks"] < planned[name]} == {}
     # Tensor cores are what the loops are made of: reading them did work.
-    assert all(rows[name]["mix"]["HMMA"] >= 32 for name in PLANNED_BLOCKS)
+    assert all(row["mix"]["HMMA"] >= 32 for name, row in rows.items() if name.startswith("walk "))
 
 
 def test_nothing_spills_and_blocks_fit(tmp_path: Path) -> None:
@@ -75,7 +75,8 @@ def test_cycles_are_per_64_x_64_logits() -> None:
 
 
 def test_names_and_registers() -> None:
-    name = "void fastcl::cuda::walk<fastcl::cuda::Tf32, 128, fastcl::cuda::LogSumExp<fastcl::cuda::Tf32, true>, true>()"
-    assert sass_report.short(name) == "walk tf32 128 forward"
+    prefix = "void fastcl::cuda::walk<fastcl::cuda::Tf32, 128, fastcl::cuda::"
+    assert sass_report.short(f"{prefix}LogSumExp<fastcl::cuda::Tf32, true>, true>(W)") == "walk tf32 128 forward"
+    assert sass_report.short(f"{prefix}SoftplusSum<fastcl::cuda::Tf32>, true>(W)") == "walk tf32 128 softplus"
     assert sass_report.short("fastcl::cuda::pack_rows(fastcl::cuda::Packing, long)") == "pack_rows"
     assert [sass_report.blocks_by_registers(n) for n in (64, 128, 129, 168, 255)] == [8, 4, 3, 3, 2]

@@ -66,7 +66,7 @@ struct Operands {
     check(p.col_id == nullptr || row_id != nullptr || p.rows == 0,
           "row_id: expected both row_id and col_id or neither");
     p.row_id = p.col_id != nullptr ? row_id : nullptr;  // without columns there is nothing to exclude
-    p.reduction = row_offset != nullptr ? Reduction::kSoftplusSum : Reduction::kLogSumExp;
+    p.reducer = row_offset != nullptr ? Reducer::kSoftplusSum : Reducer::kLogSumExp;
     p.offset = present(offset) ? offset.read<void>() : nullptr;
   }
 
