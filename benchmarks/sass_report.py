@@ -33,7 +33,13 @@ ALU = frozenset(["FMNMX", "FMNMX3", "FSEL", "FSETP", "ISETP", "LOP3", "IADD3", "
                  "VIADD", "IABS", "IMNMX", "VIMNMX", "F2FP", "MOV"])  # fmt: skip
 FMA = frozenset(["FFMA", "FMUL", "FADD", "IMAD", "HFMA2", "HADD2", "HMUL2"])
 WANTED = ("HMMA", "MUFU", "LDGSTS", "BAR")
-REDUCERS = {"KnownSum": "backward", "true": "forward", "false": "lse"}
+WALKS = {
+    ("LogSumExp", "false"): "lse",
+    ("LogSumExp", "true"): "forward",
+    ("KnownSum", "false"): "backward",
+    ("SoftplusSum", ""): "softplus",
+    ("KnownSum", "true"): "sigmoid",
+}
 
 Code = list[tuple[int, str]]  # address and instruction
 
@@ -71,13 +77,6 @@ def compiled(source: Path, arch: str, folder: Path) -> Path:
     return cubin
 
 
-def compiler() -> str:
-    """The version of nvcc: another one compiles otherwise."""
-    text = subprocess.run([str(find_nvcc()), "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"V([\d.]+)", text)
-    return found[1] if found else text.strip()
-
-
 def dump(cubin: Path, option: str) -> str:
     tool, disassembler = find_tool("cuobjdump"), find_tool("nvdisasm")
     assert tool is not None
@@ -89,12 +88,10 @@ def dump(cubin: Path, option: str) -> str:
 
 
 def short(name: str) -> str:
-    """`walk<BFloat16, 64, KnownSum<BFloat16>, true>(WalkArgs)` as "walk bfloat16 64 backward"; others cut short."""
+    """`walk<BFloat16, 64, KnownSum<BFloat16, false>, true>(WalkArgs)` as "walk bfloat16 64 backward"."""
     name = name.strip().replace("fastcl::cuda::", "").removeprefix("void ")
-    walk = re.match(r"walk<(\w+), (\d+), (\w+)<.*, (\w+)>\(", name)
-    if walk is None:
-        return name.split("(")[0]
-    return f"walk {walk[1].lower()} {walk[2]} {REDUCERS.get(walk[3]) or REDUCERS[walk[4]]}"
+    walk = re.match(r"walk<(\w+), (\d+), (\w+)<\w+(?:, (\w+))?>, \w+>\(", name)
+    return f"walk {walk[1].lower()} {walk[2]} {WALKS[walk[3], walk[4] or '']}" if walk else name.split("(")[0]
 
 
 def blocks_by_registers(registers: int) -> int:
@@ -241,7 +238,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = [row for arch in args.archs.split(",") for row in report(arch, Path(folder))]
     print(markdown([shown(row) for row in rows if "cycles" in row]))
-    write_json(args.output, {"nvcc": compiler(), "rows": rows})
+    write_json(args.output, rows)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-// The arguments of the op `contrast` as torch hands them over, for the host code of every device. Takes them off the
-// stack and checks what all devices need; reads no data.
+// The arguments of the ops as torch hands them over, for the host code of every device. Takes them off the stack and
+// checks what all devices need; reads no data.
 #pragma once
 #include "checks.h"
 
@@ -9,6 +9,11 @@ struct Inputs {
   Tensor query, key, positive, scale, bias, row_id, col_id;
   double factor;
 };
+
+inline void check_matrices(const Inputs& in, bool needs_key = true) {
+  check(in.query.dim() == 2, "query: expected shape [N, D], got ", in.query);
+  check(in.key.dim() == 2 || !needs_key, "key: expected shape [M, D], got ", in.key);
+}
 
 // What the caller expects a loss to send back into lse, up to one common factor:
 //   weight_i * sigmoid(lse_i - logaddexp(pos_i + shift + row_shift_i, rest_i)),    the derivative of
@@ -31,8 +36,7 @@ struct ForwardArguments {
         row_grad(to_bool(stack[8])),
         expected{to_bool(stack[9]), to_bool(stack[10]), to_double(stack[11]),
                  Tensor(stack[12]), Tensor(stack[13]),  Tensor(stack[14])} {
-    check(in.query.dim() == 2, "query: expected shape [N, D], got ", in.query);
-    check(in.key.dim() == 2, "key: expected shape [M, D], got ", in.key);
+    check_matrices(in);
   }
 };
 
@@ -58,8 +62,41 @@ struct BackwardArguments {
            Tensor(stack[6]), Tensor(stack[7]), Tensor(stack[8]), to_double(stack[14])},
         saved{Tensor(stack[9]), Tensor(stack[10]), Tensor(stack[11]), Tensor(stack[12]), Tensor(stack[13])},
         wanted{to_bool(stack[15]), to_bool(stack[16]), to_bool(stack[17]), to_bool(stack[18]), to_bool(stack[19])} {
-    check(in.query.dim() == 2, "query: expected shape [N, D], got ", in.query);
-    check(in.key.dim() == 2 || !(wanted.key || wanted.bias), "key: expected shape [M, D], got ", in.key);
+    check_matrices(in, wanted.key || wanted.bias);
+  }
+};
+
+// Of `softplus_sum`, whose arguments from `first` on are query, key, scale, offset, bias, row_id, col_id, factor. No
+// positive takes part; Inputs takes [0] for it.
+inline Inputs softplus_inputs(const StableIValue* first) {
+  return {Tensor(first[0]), Tensor(first[1]),   Tensor::empty({0}, aoti_torch_dtype_float32()),
+          Tensor(first[2]), Tensor(first[4]),   Tensor(first[5]),
+          Tensor(first[6]), to_double(first[7])};
+}
+
+struct SoftplusForwardArguments {
+  Tensor offset;  // [n] or absent
+  Inputs in;
+  bool row_grad;
+
+  explicit SoftplusForwardArguments(const StableIValue* stack)
+      : offset(stack[3]), in(softplus_inputs(stack)), row_grad(to_bool(stack[8])) {
+    check_matrices(in);
+  }
+};
+
+struct SoftplusBackwardArguments {
+  Tensor grad, offset;
+  Inputs in;
+  bool key_grad, bias_grad;
+
+  explicit SoftplusBackwardArguments(const StableIValue* stack)
+      : grad(stack[0]),
+        offset(stack[4]),
+        in(softplus_inputs(stack + 1)),
+        key_grad(to_bool(stack[9])),
+        bias_grad(to_bool(stack[10])) {
+    check_matrices(in);
   }
 };
 

@@ -17,6 +17,7 @@ import test_contrast
 import test_contrast_torch
 import test_corners
 import test_losses
+import test_pairwise
 import torch
 from conftest import assert_contrast, leaves, outputs_and_gradients
 from problems import BF16, F16, F32, F64, Problem
@@ -25,7 +26,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 import fastcl
-from fastcl import fallback, ops
+from fastcl import fallback, ops, softplus
 from fastcl.recsys import CLRec, SASRec
 
 EMULATED = "FASTCL_EMULATED_OP" in os.environ
@@ -34,7 +35,7 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(not (EMULATED or torch.cuda.is_available()), reason="torch finds no CUDA device here"),
 ]
-TAKEN = ("contrast", *test_losses.LOSSES)
+TAKEN = ("contrast", "softplus_sum", *test_losses.LOSSES)
 
 
 def moved(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,6 +78,10 @@ test_func_grad_and_vmap_of_grad = test_contrast_torch.test_func_grad_and_vmap_of
 test_layout_changes_no_bit = test_corners.test_layout_changes_no_bit
 test_any_storage_offset = test_corners.test_any_storage_offset
 test_losses_equal_the_textbook = test_losses.test_equals_the_textbook_on_every_isa
+test_softplus_sums = test_pairwise.test_agrees_with_the_truth
+test_softplus_sums_of_shapes = test_pairwise.test_every_isa
+test_softplus_sums_of_extreme_logits = test_pairwise.test_extreme_logits_neither_overflow_nor_vanish
+test_gradcheck_of_softplus_sums = test_pairwise.test_gradcheck_and_gradgradcheck
 
 
 def test_it_is_the_cuda_op_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +89,7 @@ def test_it_is_the_cuda_op_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors, rest = Problem(5, 7, 3, F32, F32).build()
     for x in fastcl.contrast(**leaves(tensors, frozenset(tensors)), **rest):
         x.sum().backward(retain_graph=True)
+    fastcl.softplus_sum(**leaves({k: tensors[k] for k in ("query", "key")}, frozenset({"key"}))).sum().backward()
     if not EMULATED:
         assert fastcl.config()["cuda"].startswith("compiled kernels")
 
@@ -108,6 +114,7 @@ def test_more_features_than_one_kernel_holds(dtype: torch.dtype, problem: Proble
 @pytest.mark.parametrize("d", [4, 300])
 def test_many_features_in_mixed_dtypes(d: int) -> None:
     for query_dtype, key_dtype in ((F32, BF16), (F16, F32), (BF16, F16)):
+        test_pairwise.check(Problem(33, 20, d, query_dtype, key_dtype, scale="rows", bias="finite", ids="many"))
         assert_contrast(fastcl.contrast, Problem(33, 20, d, query_dtype, key_dtype, scale="tensor", bias="finite"))
 
 
@@ -129,6 +136,10 @@ def test_no_rows(d: int) -> None:
     assert pos is not None
     assert pos.shape == lse.shape == (0,)
     for x, grad in zip(inputs, torch.autograd.grad(lse.sum() + pos.sum(), inputs), strict=True):
+        assert torch.equal(grad, torch.zeros_like(x))
+    total = softplus.softplus_sum(query, key, bias=bias)
+    assert total.shape == (0,)
+    for x, grad in zip(inputs, torch.autograd.grad(total.sum(), inputs), strict=True):
         assert torch.equal(grad, torch.zeros_like(x))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TOLERANCE, assert_contrast, gradients, leaves, outputs_and_gradients
+from conftest import TOLERANCE, assert_budget, assert_contrast, gradients, leaves, outputs_and_gradients
 from emulated import Kernels
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -187,6 +187,14 @@ def test_frozen_keys_cost_no_walk_in_backward(kernels: Kernels) -> None:
         assert torch.equal(g, expected[f"grad {name}"])
 
 
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_no_two_rows_of_a_read_share_a_bank(kernels: Kernels, dtype: torch.dtype, d: int) -> None:
+    before = kernels.bank_conflicts()
+    assert_contrast(kernels.contrast, Problem(65, 70, d, dtype, dtype))
+    assert kernels.bank_conflicts() == before
+
+
 @pytest.mark.parametrize("weights", [F32, BF16], ids=str)
 @pytest.mark.parametrize("chunk_rows", [1, 7, 1000])
 def test_many_features_in_chunks(kernels: Kernels, weights: torch.dtype, chunk_rows: int) -> None:
@@ -307,3 +315,63 @@ def test_ids_are_compared_as_64_bits(kernels: Kernels, d: int) -> None:
     assert lse.tolist() == pytest.approx([math.log(5)] * 5)
     _, lse = kernels.contrast(zeros, zeros, row_id=row_id, col_id=row_id)
     assert lse.tolist() == pytest.approx([math.log(4)] * 5)
+
+
+def check_softplus(kernels: Kernels, problem: Problem) -> None:
+    tensors, rest = problem.build()
+    tensors.pop("positive", None)
+    wide = F64 if F64 in (problem.query_dtype, problem.key_dtype) else F32
+    tensors["offset"] = torch.randn(problem.n, generator=torch.Generator().manual_seed(1), dtype=F64).to(wide)
+    upstream, _ = problem.upstream(F64)
+    # Weights may be kept in 16 bits, and the total over M columns is as good as float32.
+    narrow = max(TOLERANCE[problem.query_dtype], TOLERANCE[problem.key_dtype])
+    eps = 8 * problem.largest_logit() * torch.finfo(wide).eps * max(problem.n, problem.m, 1)
+    found = {}
+    for function, dtype in (
+        (kernels.softplus_sum, None),
+        (reference.softplus_sum, None),
+        (reference.softplus_sum, F64),
+    ):
+        inputs = leaves(tensors, frozenset(tensors), dtype)
+        total = function(**inputs, **rest)
+        grads = torch.autograd.grad(total, list(inputs.values()), upstream.to(total.dtype))
+        found[function, dtype] = {"total": total, **dict(zip(inputs, grads, strict=True))}
+    ours, plain, truth = found.values()
+    assert ours["total"].dtype == wide
+    for name, value in truth.items():
+        tolerance = TOLERANCE[wide] if name in ("total", "offset") else narrow
+        floor = eps / tolerance + (1.0 if name in ("scale", "bias") else 0.0)
+        assert_budget(name, ours[name], plain[name], value, tolerance, floor)
+
+
+@settings(max_examples=40)
+@given(problem=problems(), multiprocessors=st.sampled_from([1, 2, 100]))
+def test_softplus_sums(kernels: Kernels, problem: Problem, multiprocessors: int) -> None:
+    kernels.multiprocessors = multiprocessors
+    check_softplus(kernels, problem)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("d", [64, 100, 300])
+@pytest.mark.parametrize("ids", ["none", "few", "all_equal"])
+def test_softplus_sums_with_and_without_columns(kernels: Kernels, dtype: torch.dtype, d: int, ids: str) -> None:
+    kernels.multiprocessors = 3
+    check_softplus(kernels, Problem(33, 200, d, dtype, dtype, scale="rows", bias="some_inf", ids=ids))
+
+
+@pytest.mark.parametrize("d", [1, 300])
+@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
+def test_extreme_logits_neither_overflow_nor_vanish(kernels: Kernels, dtype: torch.dtype, d: int) -> None:
+    values = [-1e4, -50.0, -20.0, 0.0, 20.0, 50.0, 1e4, math.nan]
+    x, one = torch.zeros(8, d, dtype=dtype), torch.zeros(1, d, dtype=dtype)
+    x[:, 0], one[:, 0] = torch.tensor(values), 1.0
+    x.requires_grad_()
+    total = kernels.softplus_sum(x, one)
+    truth = [0.0, math.exp(-50), math.log1p(math.exp(-20)), math.log(2), 20 + math.log1p(math.exp(-20)), 50.0, 1e4]
+    for ours, value in zip(total.tolist(), truth, strict=False):
+        # float32: 50 in units of log 2 is rounded by 2e-6, which is relative to what comes of it
+        assert ours == pytest.approx(value, rel=1e-5 if dtype == F32 else 4e-15)
+    assert total[-1].isnan()
+    (grad,) = torch.autograd.grad(total.sum(), x)
+    sigmoid = [1 / (1 + math.exp(-v)) if v > -700 else 0.0 for v in values[:-1]]
+    assert grad[:-1, 0].tolist() == pytest.approx(sigmoid, rel=1e-5)

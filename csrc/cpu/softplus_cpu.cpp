@@ -57,35 +57,21 @@ void backward(const Inputs& in, const Tensor& grad_t, const Tensor& offset, bool
   results[1] = grad_bias.release();
 }
 
-// No positive takes part; Inputs takes [0] for it.
-Tensor nothing() { return Tensor::empty({0}, aoti_torch_dtype_float32()); }
-
 void softplus_sum_forward(StableIValue* stack, uint64_t, uint64_t) {
-  Tensor query(stack[0]), key(stack[1]), scale(stack[2]);
-  const Tensor offset(stack[3]);
-  const Inputs in{std::move(query), std::move(key),   nothing(),        std::move(scale),
-                  Tensor(stack[4]), Tensor(stack[5]), Tensor(stack[6]), to_double(stack[7])};
-  check(in.query.dim() == 2, "query: expected shape [N, D], got ", in.query);
-  check(in.key.dim() == 2, "key: expected shape [M, D], got ", in.key);
-  if (is_double(in.query) || is_double(in.key)) {
-    forward<double>(in, offset, to_bool(stack[8]), stack);
+  const SoftplusForwardArguments a(stack);
+  if (is_double(a.in.query) || is_double(a.in.key)) {
+    forward<double>(a.in, a.offset, a.row_grad, stack);
   } else {
-    forward<float>(in, offset, to_bool(stack[8]), stack);
+    forward<float>(a.in, a.offset, a.row_grad, stack);
   }
 }
 
 void softplus_sum_backward(StableIValue* stack, uint64_t, uint64_t) {
-  const Tensor grad(stack[0]);
-  Tensor query(stack[1]), key(stack[2]), scale(stack[3]);
-  const Tensor offset(stack[4]);
-  const Inputs in{std::move(query), std::move(key),   nothing(),        std::move(scale),
-                  Tensor(stack[5]), Tensor(stack[6]), Tensor(stack[7]), to_double(stack[8])};
-  check(in.query.dim() == 2, "query: expected shape [N, D], got ", in.query);
-  check(in.key.dim() == 2, "key: expected shape [M, D], got ", in.key);
-  if (is_double(grad)) {
-    backward<double>(in, grad, offset, to_bool(stack[9]), to_bool(stack[10]), stack);
+  const SoftplusBackwardArguments a(stack);
+  if (is_double(a.grad)) {
+    backward<double>(a.in, a.grad, a.offset, a.key_grad, a.bias_grad, stack);
   } else {
-    backward<float>(in, grad, offset, to_bool(stack[9]), to_bool(stack[10]), stack);
+    backward<float>(a.in, a.grad, a.offset, a.key_grad, a.bias_grad, stack);
   }
 }
 

@@ -8,8 +8,12 @@ namespace fastcl::cuda {
 // In units of log 2; -inf where the column is left out.
 __device__ __forceinline__ float chunk_logit(const Problem& p, float dot, float log2_scale, int64_t row, int64_t j) {
   if (p.row_id != nullptr && p.row_id[row] == p.col_id[j]) return -kInfinity;
-  return fmaf(dot, log2_scale, p.bias != nullptr ? static_cast<const float*>(p.bias)[j] * kLog2e : 0.f);
+  float shift = p.bias != nullptr ? static_cast<const float*>(p.bias)[j] * kLog2e : 0.f;
+  if (p.offset != nullptr) shift += static_cast<const float*>(p.offset)[row] * kLog2e;
+  return fmaf(dot, log2_scale, shift);
 }
+
+__device__ __forceinline__ float sigmoid(float x) { return sigmoid(x, exp2_fast(-fabsf(x))); }
 
 // Over the block, on all threads.
 template <class F>
@@ -33,20 +37,32 @@ __global__ void __launch_bounds__(kThreads) chunk_forward(Problem p, Outputs o, 
     const float dot = warp_dot<float>(p, p.query, p.positive, row);
     if (threadIdx.x == 0) static_cast<float*>(o.pos)[row] = scale * dot;
   }
-  float top = -1e30f, sum = 0.f;  // finite: see LogSumExp
+  const bool pairs = p.reducer == Reducer::kSoftplusSum;
+  const auto add = [](float a, float b) { return a + b; };
+  float top = -1e30f, sum = 0.f, total = 0.f;  // top is finite: see LogSumExp
   for (int64_t j = threadIdx.x; j < p.columns; j += kThreads) {
-    const float x = chunk_logit(p, dots[j], log2_scale, row, j), best = fmaxf(top, x);
-    sum = fmaf(sum, exp2_fast(top - best), exp2_fast(x - best));
-    top = best;
+    const float x = chunk_logit(p, dots[j], log2_scale, row, j);
+    if (pairs) {
+      total += fmaf(fmaxf(x, 0.f), kLn2, log1pf(exp2_fast(-fabsf(x))));
+      sum += sigmoid(x);
+    } else {
+      const float best = fmaxf(top, x);
+      sum = fmaf(sum, exp2_fast(top - best), exp2_fast(x - best));
+      top = best;
+    }
   }
   const float best = over_warps(top, scratch, [](float a, float b) { return fmaxf(a, b); });
-  sum = over_warps(sum * exp2_fast(top - best), scratch, [](float a, float b) { return a + b; });
-  if (threadIdx.x == 0) static_cast<float*>(o.lse)[row] = (best + log2f(sum)) * kLn2;
+  sum = over_warps(pairs ? sum : sum * exp2_fast(top - best), scratch, add);
+  if (pairs) total = over_warps(total, scratch, add);
+  if (threadIdx.x == 0) {
+    static_cast<float*>(o.lse)[row] = pairs ? total : (best + log2f(sum)) * kLn2;
+    if (o.sum_weight != nullptr) static_cast<float*>(o.sum_weight)[row] = sum;
+  }
   if (c.weights == nullptr) return;
   const float share = sum == 0.f ? 0.f : 1.f / sum;
   for (int64_t j = threadIdx.x; j < p.columns; j += kThreads) {
     const float x = chunk_logit(p, dots[j], log2_scale, row, j);
-    write(c.weights, c.dtype, first + j, exp2_fast(x - best) * share);
+    write(c.weights, c.dtype, first + j, pairs ? sigmoid(x) : exp2_fast(x - best) * share);
   }
 }
 
@@ -59,11 +75,13 @@ __global__ void __launch_bounds__(kThreads) chunk_backward(Problem p, Gradients 
   float extra = g.bias != nullptr && c.begin != 0 ? static_cast<float*>(g.bias)[j] : 0.f;
   for (int64_t i = begin; i < end; ++i) {
     const int64_t row = c.begin + i, at = i * p.columns + j;
-    const float scale = scale_at<float>(p, row), lse = static_cast<const float*>(g.lse)[row];
+    const float scale = scale_at<float>(p, row), grad = static_cast<const float*>(g.grad_lse)[row];
+    const float x = chunk_logit(p, static_cast<const float*>(c.dots)[at], scale * kLog2e, row, j);
     float weight = 0.f;
-    if (lse != -kInfinity) {
-      const float x = chunk_logit(p, static_cast<const float*>(c.dots)[at], scale * kLog2e, row, j);
-      weight = exp2_fast(fmaf(-lse, kLog2e, x)) * static_cast<const float*>(g.grad_lse)[row];
+    if (p.reducer == Reducer::kSoftplusSum) {
+      weight = sigmoid(x) * grad;
+    } else if (const float lse = static_cast<const float*>(g.lse)[row]; lse != -kInfinity) {
+      weight = exp2_fast(fmaf(-lse, kLog2e, x)) * grad;
     }
     extra += weight;
     if (c.weights != nullptr) write(c.weights, c.dtype, at, weight * scale);

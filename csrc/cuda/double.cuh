@@ -23,7 +23,17 @@ __device__ __forceinline__ double logit(const Problem& p, double scale, int64_t 
                *key = static_cast<const double*>(p.key) + j * p.features;
   double dot = 0;
   for (int64_t d = 0; d < p.features; ++d) dot = fma(query[d], key[d], dot);
-  return scale * dot + (p.bias != nullptr ? static_cast<const double*>(p.bias)[j] : 0.0);
+  const double bias = p.bias != nullptr ? static_cast<const double*>(p.bias)[j] : 0.0;
+  return scale * dot + bias + (p.offset != nullptr ? static_cast<const double*>(p.offset)[i] : 0.0);
+}
+
+__device__ __forceinline__ double softplus(double x) { return (x > 0 ? x : 0) + log1p(exp(-fabs(x))); }
+
+// exp(x - lse), or sigmoid(x); a row with nothing in its sum has weights of zero.
+__device__ __forceinline__ double weight_of(const Problem& p, double x, double lse) {
+  if (p.reducer == Reducer::kLogSumExp) return lse == -kInfinity ? 0.0 : exp(x - lse);
+  const double t = exp(-fabs(x));
+  return (x >= 0 ? 1.0 : t) / (1.0 + t);
 }
 
 // to[d] += sum of weights[t] * rows[t][d] over the rows of a tile; features are spread over threads.
@@ -53,23 +63,29 @@ __global__ void __launch_bounds__(kThreads) forward_double(Problem p, Outputs o)
     if (threadIdx.x == 0) static_cast<double*>(o.pos)[i] = scale * dot;
   }
 
-  double top = -1e300, sum = 0;  // finite: see LogSumExp
+  const bool pairs = p.reducer == Reducer::kSoftplusSum;
+  double top = -1e300, sum = 0, weights = 0;  // top is finite: see LogSumExp
   for (int64_t j = threadIdx.x; j < p.columns; j += kThreads) {
     const double x = logit(p, scale, i, j), best = most(x, top);
-    sum = sum * exp(top - best) + exp(x - best);
+    sum = pairs ? sum + softplus(x) : sum * exp(top - best) + exp(x - best);
+    weights += pairs ? weight_of(p, x, 0) : 0.0;
     top = best;
   }
-  const double best = over_block(top, scratch, most);
-  sum = over_block(sum * exp(top - best), scratch, add);
-  const double lse = best + log(sum);
+  const double best = pairs ? 0.0 : over_block(top, scratch, most);
+  sum = over_block(pairs ? sum : sum * exp(top - best), scratch, add);
+  const double lse = pairs ? sum : best + log(sum);
   if (threadIdx.x == 0) static_cast<double*>(o.lse)[i] = lse;
   if (o.mean_key == nullptr) return;
+  if (pairs) {
+    weights = over_block(weights, scratch, add);
+    if (threadIdx.x == 0) static_cast<double*>(o.sum_weight)[i] = weights;
+  }
 
   double* mean = static_cast<double*>(o.mean_key) + i * p.features;
   for (int64_t d = threadIdx.x; p.columns == 0 && d < p.features; d += kThreads) mean[d] = 0;
   for (int64_t first = 0; first < p.columns; first += kThreads) {
     const int64_t j = first + threadIdx.x;
-    scratch[threadIdx.x] = j < p.columns && sum != 0 ? exp(logit(p, scale, i, j) - lse) : 0.0;
+    scratch[threadIdx.x] = j < p.columns ? weight_of(p, logit(p, scale, i, j), lse) : 0.0;
     __syncthreads();
     add_weighted(mean, scratch, p.key, first, p.columns, p.features);
     __syncthreads();
@@ -85,10 +101,10 @@ __global__ void __launch_bounds__(kThreads) backward_double(Problem p, Gradients
   for (int64_t first = 0; first < p.rows; first += kThreads) {
     const int64_t i = first + threadIdx.x;
     double weight = 0;
-    if (i < p.rows && static_cast<const double*>(g.lse)[i] != -kInfinity) {
+    const double lse = i < p.rows && g.lse != nullptr ? static_cast<const double*>(g.lse)[i] : 0.0;
+    if (i < p.rows && lse != -kInfinity) {
       const double scale = scale_at<double>(p, i);
-      weight = exp(logit(p, scale, i, j) - static_cast<const double*>(g.lse)[i]);
-      weight *= static_cast<const double*>(g.grad_lse)[i];
+      weight = weight_of(p, logit(p, scale, i, j), lse) * static_cast<const double*>(g.grad_lse)[i];
       extra += weight;
       weight *= scale;
     }

@@ -68,6 +68,7 @@ struct Plan {
     args.factor = static_cast<float>(p.factor);
     args.log2_factor = static_cast<float>(p.factor * 1.4426950408889634);
     args.bias = static_cast<const float*>(p.bias);
+    args.offset = static_cast<const float*>(p.offset);
     args.row_id = forward ? p.row_id : p.col_id;
     args.column_id = forward ? p.col_id : p.row_id;
     if (forward) args.state = carver.take<float2>(splits * args.rows);
@@ -97,12 +98,13 @@ struct Plan {
 
 Plan forward_plan(const Problem& p, const Outputs& o, Carver& carver) {
   const Walks& walks = walks_for(p);
-  const bool sums = o.mean_key != nullptr;
-  return Plan(p, sums ? walks.forward : walks.lse, true, sums, carver);
+  const bool softplus = p.reducer == Reducer::kSoftplusSum, sums = softplus || o.mean_key != nullptr;
+  return Plan(p, softplus ? walks.softplus : sums ? walks.forward : walks.lse, true, sums, carver);
 }
 
 Plan backward_plan(const Problem& p, const Gradients& g, Carver& carver) {
-  Plan plan(p, walks_for(p).backward, false, true, carver);
+  const bool softplus = p.reducer == Reducer::kSoftplusSum;
+  Plan plan(p, softplus ? walks_for(p).sigmoid : walks_for(p).backward, false, true, carver);
   plan.args.lse = static_cast<const float*>(g.lse);
   plan.args.grad_lse = static_cast<const float*>(g.grad_lse);
   if (g.bias != nullptr) plan.args.extra = carver.take<float>(plan.splits * p.columns);

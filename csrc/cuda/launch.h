@@ -14,6 +14,11 @@
 
 namespace fastcl::cuda {
 
+// What a row of logits x = scale <q, k> + bias (+ offset) becomes, and its weights:
+//   log-sum-exp:   log sum exp(x), exp(x - lse); the sums are divided by that of the weights: mean_key
+//   softplus sum:  sum softplus(x), sigmoid(x);  the sums are left as they are: sum_key
+enum class Reducer : int32_t { kLogSumExp, kSoftplusSum };
+
 struct Problem {
   int64_t rows, columns, features;
   DType dtype;              // of query, key, positive and their gradients
@@ -28,6 +33,8 @@ struct Problem {
   const void* bias;         // compute type, [columns] or null
   const int64_t* row_id;    // [rows] or null
   const int64_t* col_id;    // [columns] or null, both or neither
+  Reducer reducer = Reducer::kLogSumExp;
+  const void* offset = nullptr;  // compute type, [rows] or null; of softplus sums only
 };
 
 // All of the compute type; null where not wanted.
@@ -35,8 +42,11 @@ struct Outputs {
   void* pos;       // [rows], needs positive
   void* lse;       // [rows], always wanted
   void* mean_key;  // [rows, features]
+  // Of softplus sums only, whose total goes to lse and whose sum_key to mean_key: [rows], wanted with mean_key.
+  void* sum_weight = nullptr;
 };
 
+// For softplus sums grad_lse is the gradient of the total, lse is not read, and only key and bias can be asked for.
 struct Gradients {
   const void* grad_pos;  // compute type, [rows] or null
   const void* grad_lse;  // compute type, [rows]

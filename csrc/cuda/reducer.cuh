@@ -3,6 +3,8 @@
 //
 //   forward:   rows = queries, columns = keys;    weight = 2^(x - running maximum)
 //   backward:  rows = keys,    columns = queries; weight = scale grad_lse 2^(x - lse of the column)
+//
+// and for losses over pairs softplus(x) is summed and the weight is sigmoid(x).
 #pragma once
 #include "tile.cuh"
 
@@ -21,8 +23,10 @@ struct WalkArgs {
   float factor, log2_factor;
   const float* bias;                  // [keys] or null
   const float *lse, *grad_lse;        // [queries], backward only
+  const float* offset;                // [queries] or null, softplus only
   const int64_t *row_id, *column_id;  // of the walk's rows and columns, or null
-  float2* state;                      // [splits, rows], forward: (base, sum of weights), lse = base + log2 sum
+  float2* state;                      // [splits, rows], forward: (base, sum of weights), lse = base + log2 sum; or
+                                      // (total, sum of weights)
   float* extra;                       // [splits, rows] or null, backward: gradient of the bias
   float* out;                         // [splits, rows, features], sums of weights * columns
 };
@@ -38,16 +42,23 @@ __device__ __forceinline__ float over_quad(float v, const F& f) {
   return f(v, __shfl_xor_sync(kAllLanes, v, 2));
 }
 
-// Forward. With kShared the four lanes of a row agree on its maximum after every tile, as products of weights need;
-// without, each keeps its own until the end.
-template <class E, bool kShared>
-struct LogSumExp {
-  using Column = float;  // added to x; -inf takes the column out
+// Columns that are keys: what is added to x; -inf takes the column out.
+struct KeyColumns {
+  using Column = float;
   static __device__ __forceinline__ Column column(const WalkArgs& p, int64_t j) {
     return p.bias != nullptr ? p.bias[j] * kLog2e : 0.f;
   }
   static __device__ __forceinline__ Column outside() { return -kInfinity; }
+};
 
+__device__ __forceinline__ float offset_of(const WalkArgs& p, int64_t query) {
+  return p.offset != nullptr ? p.offset[query] * kLog2e : 0.f;
+}
+
+// Forward. With kShared the four lanes of a row agree on its maximum after every tile, as products of weights need;
+// without, each keeps its own until the end.
+template <class E, bool kShared>
+struct LogSumExp : KeyColumns {
   float scale, sum = 0.f;
   float top = -1e30f;  // finite, so that a first tile of nothing but -inf gives weights 0 and not NaN
 
@@ -94,18 +105,64 @@ struct LogSumExp {
   __device__ __forceinline__ float unit() const { return 1.f; }
 };
 
-// Backward: the sum of every column's weights is known.
+// sigmoid(x), where t = 2^-|x|: without cancellation, and NaN for NaN.
+__device__ __forceinline__ float sigmoid(float x, float t) { return __fdividef(x >= 0.f ? 1.f : t, 1.f + t); }
+
 template <class E>
+struct SoftplusSum : KeyColumns {
+  static constexpr float kUnit = 1.f / (1 << E::kHeadroom);
+  float scale, shift, total = 0.f, weight = 0.f;
+
+  __device__ __forceinline__ SoftplusSum() {}
+  __device__ __forceinline__ SoftplusSum(const WalkArgs& p, int64_t row)
+      : scale(row < p.rows ? scale_of(p, row) * p.log2_factor : 0.f), shift(row < p.rows ? offset_of(p, row) : 0.f) {}
+  __device__ __forceinline__ float logit(float dot, const Column& c) const { return fmaf(dot, scale, c + shift); }
+
+  template <int kFrag, int kCols>
+  static __device__ __forceinline__ void weigh(SoftplusSum (&rows)[2 * kFrag], float (&x)[kFrag][kCols][4],
+                                               const Column*, float (&rescale)[2 * kFrag]) {
+    UNROLL for (int r = 0; r < 2 * kFrag; ++r) {
+      float total = 0.f, weight = 0.f;
+      UNROLL for (int n = 0; n < kCols; ++n) {
+        UNROLL for (int c = 0; c < 2; ++c) {
+          float& v = x[r / 2][n][r % 2 * 2 + c];
+          const float t = exp2_fast(-fabsf(v));
+          total += fmaf(fmaxf(v, 0.f), kLn2, log1pf(t));
+          v = sigmoid(v, t);
+          weight += v;
+          v *= 1.f / kUnit;
+        }
+      }
+      rows[r].total += total;
+      rows[r].weight += weight;
+      rescale[r] = 1.f;
+    }
+  }
+
+  __device__ __forceinline__ void finish() {
+    const auto add = [](float a, float b) { return a + b; };
+    total = over_quad(total, add);
+    weight = over_quad(weight, add);
+  }
+  __device__ __forceinline__ void write(const WalkArgs& p, int64_t at) const {
+    p.state[at] = make_float2(total, weight);
+  }
+  __device__ __forceinline__ float unit() const { return kUnit; }
+};
+
+// Backward: the sum of every column's weights is known, or none is needed (kSoftplus).
+template <class E, bool kSoftplus>
 struct KnownSum {
   struct Column {
     float2 logit;   // multiplies and is added to x
     float2 weight;  // multiplies 2^x: for the gradient of the key, for that of the bias
   };
   static __device__ __forceinline__ Column column(const WalkArgs& p, int64_t i) {
-    const float scale = scale_of(p, i), lse = p.lse[i], grad = p.grad_lse[i];
+    const float scale = scale_of(p, i), grad = p.grad_lse[i];
     // A row with nothing in its sum passes nothing on, whatever a loss on top sends into it.
-    if (lse == -kInfinity) return outside();
-    return {make_float2(scale * p.log2_factor, -lse * kLog2e), make_float2(grad * scale * p.factor, grad)};
+    if (!kSoftplus && p.lse[i] == -kInfinity) return outside();
+    const float shift = kSoftplus ? offset_of(p, i) : -p.lse[i] * kLog2e;
+    return {make_float2(scale * p.log2_factor, shift), make_float2(grad * scale * p.factor, grad)};
   }
   static __device__ __forceinline__ Column outside() { return {make_float2(0.f, -kInfinity), make_float2(0.f, 0.f)}; }
 
@@ -127,7 +184,7 @@ struct KnownSum {
         const float2 weight = columns[n * 8 + c].weight;
         UNROLL for (int r = 0; r < 2 * kFrag; ++r) {
           float& v = x[r / 2][n][r % 2 * 2 + c];
-          v = exp2_fast(v);
+          v = kSoftplus ? sigmoid(v, exp2_fast(-fabsf(v))) : exp2_fast(v);
           rows[r].extra = fmaf(v, weight.y, rows[r].extra);
           v *= weight.x;
         }

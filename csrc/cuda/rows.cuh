@@ -98,20 +98,25 @@ __global__ void __launch_bounds__(kThreads)
     const float dot = warp_dot<float>(p, p.query, p.positive, row);
     if (lane == 0) static_cast<float*>(o.pos)[row] = scale_at<float>(p, row) * dot;
   }
-  float base = -kInfinity, sum = 0.f;
+  const bool softplus = p.reducer == Reducer::kSoftplusSum;
+  float base = -kInfinity, sum = 0.f, total = 0.f;
   for (int s = 0; s < splits; ++s) base = fmaxf(base, state[s * p.rows + row].x);
   for (int s = 0; s < splits; ++s) {
     const float2 part = state[s * p.rows + row];
-    sum += part.y * exp2_fast(part.x - base);
+    total += part.x;
+    sum += softplus ? part.y : part.y * exp2_fast(part.x - base);
   }
-  if (lane == 0) static_cast<float*>(o.lse)[row] = (base + log2f(sum)) * kLn2;
+  if (lane == 0) {
+    static_cast<float*>(o.lse)[row] = softplus ? total : (base + log2f(sum)) * kLn2;
+    if (o.sum_weight != nullptr) static_cast<float*>(o.sum_weight)[row] = sum;
+  }
   if (o.mean_key == nullptr) return;
-  const float share = sum == 0.f ? 0.f : 1.f / sum;  // nothing in the sum: a mean of zero
+  const float share = softplus ? 1.f : sum == 0.f ? 0.f : 1.f / sum;  // nothing in the sum: a mean of zero
   for (int64_t d = lane; d < p.features; d += 32) {
     float mean = 0.f;
     for (int s = 0; s < splits; ++s) {
       const int64_t at = s * p.rows + row;
-      mean = fmaf(sums[at * p.features + d], exp2_fast(state[at].x - base), mean);
+      mean = fmaf(sums[at * p.features + d], softplus ? 1.f : exp2_fast(state[at].x - base), mean);
     }
     static_cast<float*>(o.mean_key)[row * p.features + d] = mean * share;
   }

@@ -17,7 +17,7 @@ struct Tile {
   static constexpr int kRows = 16 * kFrag * kWarps;
   static constexpr int kColumns = kDim == 256 || (kOut && (kFrag == 2 || (E::kSplit && kDim == 128))) ? 32 : 64;
   // Of a multiprocessor; 0 leaves the registers to the compiler, which then does best but for these.
-  static constexpr int kMinBlocks = !kOut && kFrag == 2 ? 2 : 0;
+  static constexpr int kMinBlocks = kFrag == 2 ? 2 : 0;
   // Rows are read from shared memory once, or for every tile where they would take too many registers.
   static constexpr bool kKeepRows = !E::kSplit && kFrag * kRowBytes <= (kOut ? 256 : 512);
   template <class R>
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, Tile<E, kDim, kOut>::kMinBlocks) wal
           UNROLL for (int r = 0; r < 2 * kFrag; ++r) meets |= tags[n * 8 + c] == row_tag[r];
         }
       }
-      if (meets) {
+      if (__any_sync(kAllLanes, meets)) {  // products need whole warps: no lane goes another way
         UNROLL for (int n = 0; n < kCols; ++n) {
           UNROLL for (int c = 0; c < 2; ++c) {
             const int64_t j = static_cast<int64_t>(tile) * kColumns + n * 8 + 2 * quad + c;

@@ -25,7 +25,8 @@ constexpr Walk walk_of() {
 template <class E, int kDim>
 constexpr Walks walks_of() {
   return {walk_of<E, kDim, LogSumExp<E, false>, false>(), walk_of<E, kDim, LogSumExp<E, true>, true>(),
-          walk_of<E, kDim, KnownSum<E>, true>()};
+          walk_of<E, kDim, KnownSum<E, false>, true>(), walk_of<E, kDim, SoftplusSum<E>, true>(),
+          walk_of<E, kDim, KnownSum<E, true>, true>()};
 }
 
 }  // namespace fastcl::cuda

@@ -16,6 +16,8 @@ struct Walks {
   Walk lse;      // forward without sums
   Walk forward;  // with the weighted sums of the columns
   Walk backward;
+  Walk softplus;  // as forward
+  Walk sigmoid;   // as backward
 };
 
 // For up to 64, 128 and 256 features. With 256, sums of 4-byte elements do not fit the registers.

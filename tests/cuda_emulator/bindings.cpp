@@ -22,5 +22,6 @@ const char* run_backward_chunk(const Problem* p, const Gradients* g, const Chunk
 }
 int64_t most_features(int32_t dtype) { return largest_features(static_cast<fastcl::DType>(dtype)); }
 void set_schedule(uint64_t seed) { emu::seed = seed; }
+uint64_t bank_conflicts() { return emu::stats.ldmatrix_phases - emu::stats.ldmatrix; }
 uint64_t launches() { return emu::stats.launches; }
 }

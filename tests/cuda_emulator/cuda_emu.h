@@ -1,19 +1,19 @@
-// cuda_emu.h - run CUDA C++ kernels on a CPU, so that their logic can be tested without a GPU (GCC, x86-64, C++17).
+// Runs CUDA C++ kernels on a CPU, so that their logic can be tested without a GPU (GCC or Clang, x86-64, C++17).
 //
-// Device code includes device_shim.cuh: real PTX under nvcc, this file under g++. A CUDA thread is a fiber; one block
-// runs at a time; a fiber gives way only inside __syncthreads or a warp collective. emu::seed draws the order:
+// Kernels include device_shim.cuh: CUDA and PTX under nvcc, this file under a host compiler. A CUDA thread is a fiber; one
+// block runs at a time; a fiber gives way only inside __syncthreads or a warp collective. emu::seed draws the order:
 //   0: warps and lanes ascending, a cp.async lands as late as allowed (at its wait);  1: descending, it lands at once;
 //   2 and more: at random. A kernel without races gives bit-identical output for all seeds (float atomics aside).
 // What shows which fault:
-//   missing barrier      seeds disagree, or NaN; for certain with -fsanitize=thread, where fibers are TSan threads,
-//                        only __syncthreads and __syncwarp order memory and blocks are unordered: run seeds 0 and 1
-//   out of bounds        -fsanitize=address: each shared array is its own heap block, give buffers their exact size
-//   uninitialised shared all bytes start as 0xFF: NaN in fp32, fp16 and bf16, -1 in integers
-//   emu::Error           divergent barrier or warp collective, early exit, deadlock, bad mask, misaligned or non-shared
-//                        ldmatrix/cp.async operand, dynamic shared memory too small for what the kernel takes
-//   missing cp.async wait  seed 0 reads poison
-// Not modelled: time, tensor-core rounding (here: exact products, fp32 sums in k order), ex2.approx error, bank
-// conflicts outside ldmatrix, weak memory between blocks, TMA, mbarrier, wgmma, clusters, streams.
+//   missing barrier        seeds disagree, or NaN; for certain with -fsanitize=thread, where fibers are threads to it,
+//                          only __syncthreads and __syncwarp order memory and blocks are unordered: run seeds 0 and 1
+//   out of bounds          -fsanitize=address: each shared array is its own heap block; give buffers their exact size
+//   uninitialised shared   all bytes start as 0xFF: NaN in float32, float16 and bfloat16, -1 in integers
+//   missing cp.async wait  seed 0 reads that
+//   emu::Error             divergent barrier or warp collective, early exit, deadlock, bad mask, misaligned or non-shared
+//                          operand of ldmatrix or cp.async, more dynamic shared memory taken than the launch gave
+// Not modelled: time, where exactly tensor cores cut sums off, the error of ex2.approx, bank conflicts outside ldmatrix,
+// weak memory between blocks, TMA, mbarrier, wgmma, clusters, streams. One launch at a time: not for several threads.
 #pragma once
 #include "emu_warp.h"
 
