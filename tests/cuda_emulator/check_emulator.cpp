@@ -72,17 +72,20 @@ static void run_all() {
       "mma tf32 layout", [](uint32_t* f, int i, float v) { f[i] = __float_as_uint(v); },
       [](float (&c)[4], uint32_t (&a)[4], uint32_t b0, uint32_t b1) { mma_tf32(c, a, b0, b1); });
 
-  float cut[2][4];  // of 1 + 1.5 ulp and -1 - 1.5 ulp
+  // One and four times the same product: units of 2^-24 are added, what is smaller is cut off, whatever the sign.
+  const float terms[] = {0x1p-24f, 0x1.8p-25f, -0x1p-24f, -0x1.8p-25f};
+  float sums[4][4];
   emu::launch(1, 32, 0, [&] {
     const uint32_t a[4] = {__float_as_uint(1.f), 0, 0, 0};
-    for (int i = 0; i < 2; ++i) {
-      const float sign = i == 0 ? 1.f : -1.f;
-      float c[4] = {sign, sign, sign, sign};
-      mma_tf32(c, a, __float_as_uint(sign * 0x1.8p-25f), 0);  // a row of four ones: four times 0.75 * 2^-24
-      if (threadIdx.x == 0) std::memcpy(cut[i], c, sizeof c);
+    for (int i = 0; i < 4; ++i) {
+      float c[4];
+      for (float& v : c) v = i < 2 ? 1.f : -1.f;
+      mma_tf32(c, a, __float_as_uint(terms[i]), 0);
+      if (threadIdx.x == 0) std::memcpy(sums[i], c, sizeof c);
     }
   });
-  check(cut[0][0] == 1.f + 0x1p-23f && cut[1][0] == -1.f - 0x1p-23f && cut[0][2] == 1.f, "mma cuts sums off");
+  check(sums[0][0] == 1.f + 0x1p-22f && sums[2][0] == -1.f - 0x1p-22f, "mma adds");
+  check(sums[1][0] == 1.f && sums[3][0] == -1.f && sums[0][2] == 1.f, "mma cuts off");
 
   uint32_t plain[32][4], trans[32][4];
   emu::stats = {};

@@ -12,8 +12,9 @@
 //   missing cp.async wait  seed 0 reads that
 //   emu::Error             divergent barrier or warp collective, early exit, deadlock, bad mask, misaligned or non-shared
 //                          operand of ldmatrix or cp.async, more dynamic shared memory taken than the launch gave
-// Not modelled: time, where exactly tensor cores cut sums off, the error of ex2.approx, bank conflicts outside ldmatrix,
-// weak memory between blocks, TMA, mbarrier, wgmma, clusters, streams. One launch at a time: not for several threads.
+// Tensor cores cut sums off as measured by others (emu_warp.h). Not modelled: time, the error of ex2.approx, bank
+// conflicts outside ldmatrix, weak memory between blocks, TMA, mbarrier, wgmma, clusters, streams. One launch at a time:
+// not for several threads.
 #pragma once
 #include "emu_warp.h"
 

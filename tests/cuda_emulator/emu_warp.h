@@ -109,11 +109,28 @@ float element(const uint32_t* regs, int i) {                       // i-th eleme
   uint16_t h = uint16_t(regs[i >> 1] >> (16 * (i & 1)));
   return kType == kBf16 ? __bfloat162float({h}) : __half2float({h});
 }
-// Tensor cores cut off what does not fit their accumulator; where exactly is not documented. Here: at 24 bits, once for
-// each instruction.
-inline float toward_zero(double x) {
-  const float f = float(x);
-  if (!(std::fabs(double(f)) > std::fabs(x)) || std::isinf(f)) return f;
+// c + the sum of the products, as measured on tensor cores by others (Fasi et al., "Numerical behavior of NVIDIA tensor
+// cores", 2021): terms are aligned to the largest, what lies below its 25 leading bits is cut off, and so is what lies
+// below the 24 bits of the result. Always toward zero.
+template <int kTerms>
+float add_products(float c, const double* products) {
+  double largest = std::fabs(double(c));
+  bool finite = std::isfinite(c);
+  for (int k = 0; k < kTerms; ++k) {
+    finite &= std::isfinite(products[k]);
+    largest = std::max(largest, std::fabs(products[k]));
+  }
+  if (!finite || largest == 0) {
+    for (int k = 0; k < kTerms; ++k) c += float(products[k]);
+    return c;
+  }
+  const uint64_t exponent = emu_bits<uint64_t>(largest) >> 52;
+  const double to_units = emu_bits<double>((2046 + 24 - exponent) << 52);
+  int64_t sum = int64_t(double(c) * to_units);
+  for (int k = 0; k < kTerms; ++k) sum += int64_t(products[k] * to_units);
+  const double result = double(sum) / to_units;
+  const float f = float(result);
+  if (std::isinf(f) || !(std::fabs(double(f)) > std::fabs(result))) return f;
   return emu_bits<float>(emu_bits<uint32_t>(f) - 1);
 }
 template <int kType>
@@ -129,12 +146,14 @@ void mma_op(Mma* const* p, uint32_t m) {  // fragment layouts: PTX ISA, m16n8k16
     for (int i = 0; i < K / 4; ++i)
       B[kType == kTf32 ? t + 4 * i : 2 * t + (i & 1) + 8 * (i >> 1)][r] = element<kType>(p[l]->b, i);
   }
+  constexpr int kTerms = K / 2;  // added at a time
   for (int r = 0; r < 16; ++r) {
-    double sum[8];
-    for (int n = 0; n < 8; ++n) sum[n] = double(p[(r & 7) * 4 + n / 2]->c[(r >> 3) * 2 + (n & 1)]);
-    for (int k = 0; k < K; ++k)
-      for (int n = 0; n < 8; ++n) sum[n] += double(A[r][k]) * double(B[k][n]);
-    for (int n = 0; n < 8; ++n) p[(r & 7) * 4 + n / 2]->c[(r >> 3) * 2 + (n & 1)] = toward_zero(sum[n]);
+    for (int n = 0; n < 8; ++n) {
+      double products[K];
+      for (int k = 0; k < K; ++k) products[k] = double(A[r][k]) * double(B[k][n]);
+      float& c = p[(r & 7) * 4 + n / 2]->c[(r >> 3) * 2 + (n & 1)];
+      c = add_products<kTerms>(add_products<kTerms>(c, products), products + kTerms);
+    }
   }
   ++stats.mma;
 }
