@@ -109,8 +109,9 @@ inline float exp2_fast(float x) {
 inline void cp_async16(void* dst, const void* src, int valid = 16, EMU_LINE) {
   emu::count(emu::stats.cp_async);
   emu::want_shared(dst, "cp.async", line);
-  if (valid < 0 || valid > 16 || (valid && reinterpret_cast<uintptr_t>(src) & 15))
+  if (valid < 0 || valid > 16 || (valid && reinterpret_cast<uintptr_t>(src) & 15)) {
     emu::fail("cp.async at line %d: bad size or source alignment", line);
+  }
   emu::Copy c{dst, src, valid, 0};
   bool late;
   {
