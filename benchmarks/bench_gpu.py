@@ -16,6 +16,7 @@ Compiling is what takes long: torch.compile is left out once half of the seconds
 import argparse
 import functools
 import importlib
+import importlib.util
 import json
 import statistics
 import subprocess

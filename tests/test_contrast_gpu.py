@@ -77,3 +77,14 @@ def test_logits_are_never_stored(d: int) -> None:
     _value_and_gradients(inputs)
     grown = torch.cuda.max_memory_allocated() - before
     assert grown < 0.3 * 4 * n * n, f"peak memory grew by {grown / 1e6:.0f} MB"
+
+
+def test_compiled_without_a_graph_break() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(ops.contrast, fullgraph=True, backend="aot_eager")
+    inputs = _inputs("cuda")
+    pos, lse = compiled(*inputs, scale=0.5)
+    assert pos is not None
+    found = [pos, lse, *torch.autograd.grad((lse - pos).sum(), inputs)]
+    for a, b in zip(found, _value_and_gradients(inputs), strict=True):
+        torch.testing.assert_close(a, b)

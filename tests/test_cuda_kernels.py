@@ -50,7 +50,7 @@ def test_values_and_gradients(kernels: Kernels, problem: Problem, multiprocessor
 
 
 @pytest.mark.slow
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(problem=problems(), multiprocessors=st.sampled_from([1, 2, 100]), seed=st.integers(0, 5))
 def test_values_and_gradients_of_more(kernels: Kernels, problem: Problem, multiprocessors: int, seed: int) -> None:
     kernels.multiprocessors = multiprocessors

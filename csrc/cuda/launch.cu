@@ -33,9 +33,9 @@ struct Carver {
   size_t used = 0;
   template <class T>
   T* take(int64_t count) {
-    T* piece = reinterpret_cast<T*>(base + used);
+    T* piece = base != nullptr ? reinterpret_cast<T*>(base + used) : nullptr;
     used += (static_cast<size_t>(count) * sizeof(T) + 255) / 256 * 256;
-    return base != nullptr ? piece : nullptr;
+    return piece;
   }
 };
 

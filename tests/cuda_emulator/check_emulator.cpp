@@ -1,7 +1,9 @@
 // The emulator against its specification. Without an argument everything is run that must be right, or must be refused,
 // under any build; `check_emulator NAME` runs one planted race, which a build with -fsanitize=thread must report, and
 // `check_emulator list` names them.
+#include <cstdio>
 #include <cstring>
+#include <string>
 
 #include "cuda/device_shim.cuh"
 
@@ -51,12 +53,13 @@ static void test_mma(const char* name, Put put, Run run) {
     for (int i = 0; i < 4; ++i) d[c_index(lane, i)] = fc[i];
   });
   bool ok = true;
-  for (int m = 0; m < 16; ++m)
+  for (int m = 0; m < 16; ++m) {
     for (int n = 0; n < 8; ++n) {
       double want = c[m + 16 * n];
       for (int k = 0; k < K; ++k) want += double(a[m + 16 * k]) * b[n + 8 * k];
       ok &= d[m + 16 * n] == want;
     }
+  }
   check(ok, name);
 }
 static void put16(uint32_t* f, int i, uint16_t h) { f[i / 2] |= uint32_t(h) << (16 * (i & 1)); }
@@ -72,17 +75,20 @@ static void run_all() {
       "mma tf32 layout", [](uint32_t* f, int i, float v) { f[i] = __float_as_uint(v); },
       [](float (&c)[4], uint32_t (&a)[4], uint32_t b0, uint32_t b1) { mma_tf32(c, a, b0, b1); });
 
-  float cut[2][4];  // of 1 + 1.5 ulp and -1 - 1.5 ulp
+  // One and four times the same product: units of 2^-24 are added, what is smaller is cut off, whatever the sign.
+  const float terms[] = {0x1p-24f, 0x1.8p-25f, -0x1p-24f, -0x1.8p-25f};
+  float sums[4][4];
   emu::launch(1, 32, 0, [&] {
     const uint32_t a[4] = {__float_as_uint(1.f), 0, 0, 0};
-    for (int i = 0; i < 2; ++i) {
-      const float sign = i == 0 ? 1.f : -1.f;
-      float c[4] = {sign, sign, sign, sign};
-      mma_tf32(c, a, __float_as_uint(sign * 0x1.8p-25f), 0);  // a row of four ones: four times 0.75 * 2^-24
-      if (threadIdx.x == 0) std::memcpy(cut[i], c, sizeof c);
+    for (int i = 0; i < 4; ++i) {
+      float c[4];
+      for (float& v : c) v = i < 2 ? 1.f : -1.f;
+      mma_tf32(c, a, __float_as_uint(terms[i]), 0);
+      if (threadIdx.x == 0) std::memcpy(sums[i], c, sizeof c);
     }
   });
-  check(cut[0][0] == 1.f + 0x1p-23f && cut[1][0] == -1.f - 0x1p-23f && cut[0][2] == 1.f, "mma cuts sums off");
+  check(sums[0][0] == 1.f + 0x1p-22f && sums[2][0] == -1.f - 0x1p-22f, "mma adds");
+  check(sums[1][0] == 1.f && sums[3][0] == -1.f && sums[0][2] == 1.f, "mma cuts off");
 
   uint32_t plain[32][4], trans[32][4];
   emu::stats = {};
@@ -95,11 +101,12 @@ static void run_all() {
     ldmatrix_x4_trans(trans[threadIdx.x], t + threadIdx.x * 8);
   });
   bool ok = true;
-  for (uint32_t l = 0; l < 32; ++l)
+  for (uint32_t l = 0; l < 32; ++l) {
     for (uint32_t i = 0; i < 4; ++i) {
       uint32_t e = i * 64 + l / 4 * 8 + l % 4 * 2, f = i * 64 + l % 4 * 16 + l / 4;
       ok &= plain[l][i] == (e | (e + 1) << 16) && trans[l][i] == (f | (f + 8) << 16);
     }
+  }
   check(ok, "ldmatrix and .trans");
   check(emu::stats.ldmatrix == 8 && emu::stats.ldmatrix_phases == 8, "ldmatrix counted, no bank conflict");
 
@@ -153,10 +160,11 @@ static void run_all() {
     if (threadIdx.x != 7) __shfl_xor_sync(emu_all, 1, 1);
   });
   refuses("two collectives at once", "divergent warp collective", 32, 0, [] {
-    if (threadIdx.x & 1)
+    if (threadIdx.x & 1) {
       __syncwarp();
-    else
+    } else {
       __shfl_xor_sync(emu_all, 1, 1);
+    }
   });
   refuses("lane outside its mask", "not in the mask", 32, 0, [] { __syncwarp(0xffffu); });
   refuses("shuffle from an absent lane", "not taking part", 32, 0, [] {
@@ -231,14 +239,16 @@ static const struct {
 };
 
 int main(int argc, char** argv) {
-  for (auto& r : races)
-    if (argc > 1 && !strcmp(argv[1], r.name))
-      return emu::seed = r.seed, emu::launch(r.blocks, 64, 0, r.body), printf("%g\n", out[0]), 0;
-  if (argc > 1) {  // any other argument: the list, for the script
-    for (auto& r : races) puts(r.name);
-    return 0;
+  const std::string wanted = argc > 1 ? argv[1] : "";
+  for (const auto& race : races) {
+    if (wanted == "list") std::puts(race.name);
+    if (wanted != race.name) continue;
+    emu::seed = race.seed;
+    emu::launch(race.blocks, 64, 0, race.body);
+    std::printf("%g\n", out[0]);  // so that what the race is about is not optimised away
   }
+  if (!wanted.empty()) return 0;
   for (emu::seed = 0; emu::seed < 6; ++emu::seed) run_all();
-  printf("%d passed, %d failed\n", passed, failed);
+  std::printf("%d passed, %d failed\n", passed, failed);
   return failed != 0;
 }

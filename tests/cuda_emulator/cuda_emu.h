@@ -12,8 +12,9 @@
 //   missing cp.async wait  seed 0 reads that
 //   emu::Error             divergent barrier or warp collective, early exit, deadlock, bad mask, misaligned or non-shared
 //                          operand of ldmatrix or cp.async, more dynamic shared memory taken than the launch gave
-// Not modelled: time, where exactly tensor cores cut sums off, the error of ex2.approx, bank conflicts outside ldmatrix,
-// weak memory between blocks, TMA, mbarrier, wgmma, clusters, streams. One launch at a time: not for several threads.
+// Tensor cores cut sums off as measured by others (emu_warp.h). Not modelled: time, the error of ex2.approx, bank
+// conflicts outside ldmatrix, weak memory between blocks, TMA, mbarrier, wgmma, clusters, streams. One launch at a time:
+// not for several threads.
 #pragma once
 #include "emu_warp.h"
 
@@ -108,8 +109,9 @@ inline float exp2_fast(float x) {
 inline void cp_async16(void* dst, const void* src, int valid = 16, EMU_LINE) {
   emu::count(emu::stats.cp_async);
   emu::want_shared(dst, "cp.async", line);
-  if (valid < 0 || valid > 16 || (valid && reinterpret_cast<uintptr_t>(src) & 15))
+  if (valid < 0 || valid > 16 || (valid && reinterpret_cast<uintptr_t>(src) & 15)) {
     emu::fail("cp.async at line %d: bad size or source alignment", line);
+  }
   emu::Copy c{dst, src, valid, 0};
   bool late;
   {

@@ -113,9 +113,10 @@ EMU_NOTSAN inline void fiber_main() {
   va_start(ap, fmt);
   vsnprintf(msg, sizeof msg, fmt, ap);
   va_end(ap);
-  if (g.cur)
+  if (g.cur) {
     snprintf(at, sizeof at, "block (%u,%u,%u) thread (%u,%u,%u): ", blockIdx.x, blockIdx.y, blockIdx.z, g.cur->tid.x,
              g.cur->tid.y, g.cur->tid.z);
+  }
   g.error = std::string(at) + msg;
   if (!g.cur) throw Error(g.error);
   yield();
@@ -130,13 +131,16 @@ inline void wait_for(const char* what, int line) {
 
 inline char* shared_region(const void* key, size_t bytes, bool dynamic) {
   Quiet q;
-  for (Region& r : g.shared)
-    if (r.key == key && r.bytes == bytes)
+  for (Region& r : g.shared) {
+    if (r.key == key && r.bytes == bytes) {
       return r.p;
-    else if (r.key == key)
+    } else if (r.key == key) {
       fail("a shared array is taken with %zu and with %zu bytes", r.bytes, bytes);
-  if (dynamic && (g.dyn_used += (bytes + 15) & ~size_t(15)) > g.dyn_bytes)
+    }
+  }
+  if (dynamic && (g.dyn_used += (bytes + 15) & ~size_t(15)) > g.dyn_bytes) {
     fail("the kernel takes %zu bytes of dynamic shared memory, the launch gave %zu", g.dyn_used, g.dyn_bytes);
+  }
   void* p = nullptr;
   if (posix_memalign(&p, 1024, bytes)) std::abort();
   g.shared.push_back({key, static_cast<char*>(std::memset(p, 0xFF, bytes)), bytes});
@@ -145,8 +149,9 @@ inline char* shared_region(const void* key, size_t bytes, bool dynamic) {
 inline void want_shared(const void* p, const char* what, int line) {
   Quiet q;
   if (reinterpret_cast<uintptr_t>(p) & 15) fail("%s at line %d: shared address is not 16-byte aligned", what, line);
-  for (Region& r : g.shared)
+  for (Region& r : g.shared) {
     if (p >= r.p && static_cast<const char*>(p) + 16 <= r.p + r.bytes) return;
+  }
   fail("%s at line %d: address is not in shared memory", what, line);
 }
 
@@ -165,11 +170,13 @@ inline Fiber* pick() {
   }
   int done = 0;
   std::string who;
-  for (int i = 0; i < g.threads; ++i)
-    if (g.fibers[i].done)
+  for (int i = 0; i < g.threads; ++i) {
+    if (g.fibers[i].done) {
       ++done;
-    else
+    } else {
       who = std::string(g.fibers[i].waits) + " at line " + std::to_string(g.fibers[i].line);
+    }
+  }
   fail("deadlock: %d threads exited, %d wait at __syncthreads (line %d); one waits in %s", done, g.at_barrier,
        g.bar_line, who.c_str());
 }
@@ -213,8 +220,9 @@ inline void end_block() {
 template <class F>
 void launch(dim3 grid, dim3 block, size_t smem, F body) {
   size_t n = size_t(block.x) * block.y * block.z, blocks = size_t(grid.x) * grid.y * grid.z;
-  if (!n || n > 1024 || !blocks || smem > 232448)
+  if (!n || n > 1024 || !blocks || smem > 232448) {
     fail("invalid launch: %zu threads, %zu blocks, %zu bytes", n, blocks, smem);
+  }
   {
     Quiet q;
     ++stats.launches;

@@ -6,15 +6,16 @@ namespace emu {
 
 inline void sync_block(int line) {
   Quiet q;
-  if (g.at_barrier && g.bar_line != line)
+  if (g.at_barrier && g.bar_line != line) {
     fail("divergent __syncthreads: line %d while other threads wait at line %d", line, g.bar_line);
+  }
   g.bar_line = line;
   [[maybe_unused]] uint64_t* order =
       &g.bar_order[g.bar_gen & 1];  // two in turn: a slow waker must not see the next barrier
   EMU_TSAN(__tsan_release(order);)
-  if (++g.at_barrier < g.threads)
+  if (++g.at_barrier < g.threads) {
     wait_for("__syncthreads", line);
-  else {
+  } else {
     g.at_barrier = 0, ++g.bar_gen, ++stats.barriers;
     for (Warp& w : g.warps) w.runnable = w.lanes;
   }
@@ -29,14 +30,15 @@ void warp_op(uint32_t mask, const char* what, int line, P& payload, void (*op)(P
   mask &= w.lanes;
   if (!(mask >> f.lane & 1)) fail("%s at line %d: lane %d is not in the mask", what, line, f.lane);
   Meet& m = w.meet[__builtin_ctz(mask)];
-  if (m.arrived && (m.mask != mask || m.line != line || std::strcmp(m.what, what)))
+  if (m.arrived && (m.mask != mask || m.line != line || std::strcmp(m.what, what))) {
     fail("divergent warp collective: %s at line %d while lanes wait in %s at line %d", what, line, m.what, m.line);
+  }
   m.mask = mask, m.what = what, m.line = line, m.arrived |= 1u << f.lane, w.arg[f.lane] = &payload;
   [[maybe_unused]] uint64_t* order = op ? nullptr : &m.order[m.gen & 1];
   EMU_TSAN(if (order) __tsan_release(order);)
-  if (m.arrived != mask)
+  if (m.arrived != mask) {
     wait_for(what, line);
-  else {
+  } else {
     if (op) op(reinterpret_cast<P* const*>(w.arg), mask);
     m.arrived = 0, ++m.gen, ++stats.warp_ops, w.runnable |= mask;
   }
@@ -51,11 +53,12 @@ template <class T>
 T exchange(uint32_t mask, T v, int src, const char* what, int line) {
   Exchange<T> e{v, v, src};
   warp_op<Exchange<T>>(mask, what, line, e, [](Exchange<T>* const* a, uint32_t m) {
-    for (int l = 0; l < 32; ++l)
+    for (int l = 0; l < 32; ++l) {
       if (m >> l & 1) {
         if (!(m >> a[l]->src & 1)) fail("shuffle reads lane %d, which is not taking part", a[l]->src);
         a[l]->out = a[a[l]->src]->in;
       }
+    }
   });
   return e.out;
 }
@@ -64,8 +67,9 @@ inline uint32_t vote(uint32_t mask, bool p, int line) {
   warp_op<uint32_t>(mask, "vote", line, v, [](uint32_t* const* a, uint32_t m) {
     uint32_t b = 0;
     for (int l = 0; l < 32; ++l) b |= m >> l & 1 ? *a[l] << l : 0;
-    for (int l = 0; l < 32; ++l)
+    for (int l = 0; l < 32; ++l) {
       if (m >> l & 1) *a[l] = b;
+    }
   });
   return v;
 }
@@ -109,11 +113,28 @@ float element(const uint32_t* regs, int i) {                       // i-th eleme
   uint16_t h = uint16_t(regs[i >> 1] >> (16 * (i & 1)));
   return kType == kBf16 ? __bfloat162float({h}) : __half2float({h});
 }
-// Tensor cores cut off what does not fit their accumulator; where exactly is not documented. Here: at 24 bits, once for
-// each instruction.
-inline float toward_zero(double x) {
-  const float f = float(x);
-  if (!(std::fabs(double(f)) > std::fabs(x)) || std::isinf(f)) return f;
+// c + the sum of the products, as measured on tensor cores by others (Fasi et al., "Numerical behavior of NVIDIA tensor
+// cores", 2021): terms are aligned to the largest, what lies below its 25 leading bits is cut off, and so is what lies
+// below the 24 bits of the result. Always toward zero.
+template <int kTerms>
+float add_products(float c, const double* products) {
+  double largest = std::fabs(double(c));
+  bool finite = std::isfinite(c);
+  for (int k = 0; k < kTerms; ++k) {
+    finite &= std::isfinite(products[k]);
+    largest = std::max(largest, std::fabs(products[k]));
+  }
+  if (!finite || largest == 0) {
+    for (int k = 0; k < kTerms; ++k) c += float(products[k]);
+    return c;
+  }
+  const uint64_t exponent = emu_bits<uint64_t>(largest) >> 52;
+  const double to_units = emu_bits<double>((2046 + 24 - exponent) << 52);
+  int64_t sum = int64_t(double(c) * to_units);
+  for (int k = 0; k < kTerms; ++k) sum += int64_t(products[k] * to_units);
+  const double result = double(sum) / to_units;
+  const float f = float(result);
+  if (std::isinf(f) || !(std::fabs(double(f)) > std::fabs(result))) return f;
   return emu_bits<float>(emu_bits<uint32_t>(f) - 1);
 }
 template <int kType>
@@ -123,18 +144,22 @@ void mma_op(Mma* const* p, uint32_t m) {  // fragment layouts: PTX ISA, m16n8k16
   float A[16][K], B[K][8];
   for (int l = 0; l < 32; ++l) {
     int r = l >> 2, t = l & 3;
-    for (int i = 0; i < K / 2; ++i)
+    for (int i = 0; i < K / 2; ++i) {
       (kType == kTf32 ? A[r + 8 * (i & 1)][t + 4 * (i >> 1)]
                       : A[r + 8 * ((i >> 1) & 1)][2 * t + (i & 1) + 8 * (i >> 2)]) = element<kType>(p[l]->a, i);
-    for (int i = 0; i < K / 4; ++i)
+    }
+    for (int i = 0; i < K / 4; ++i) {
       B[kType == kTf32 ? t + 4 * i : 2 * t + (i & 1) + 8 * (i >> 1)][r] = element<kType>(p[l]->b, i);
+    }
   }
+  constexpr int kTerms = K / 2;  // added at a time
   for (int r = 0; r < 16; ++r) {
-    double sum[8];
-    for (int n = 0; n < 8; ++n) sum[n] = double(p[(r & 7) * 4 + n / 2]->c[(r >> 3) * 2 + (n & 1)]);
-    for (int k = 0; k < K; ++k)
-      for (int n = 0; n < 8; ++n) sum[n] += double(A[r][k]) * double(B[k][n]);
-    for (int n = 0; n < 8; ++n) p[(r & 7) * 4 + n / 2]->c[(r >> 3) * 2 + (n & 1)] = toward_zero(sum[n]);
+    for (int n = 0; n < 8; ++n) {
+      double products[K];
+      for (int k = 0; k < K; ++k) products[k] = double(A[r][k]) * double(B[k][n]);
+      float& c = p[(r & 7) * 4 + n / 2]->c[(r >> 3) * 2 + (n & 1)];
+      c = add_products<kTerms>(add_products<kTerms>(c, products), products + kTerms);
+    }
   }
   ++stats.mma;
 }
@@ -152,8 +177,9 @@ void ldm_op(Ldm* const* p, uint32_t m) {
     for (int r = 0; r < 8; ++r) ++use[reinterpret_cast<uintptr_t>(p[8 * i + r]->row) / 16 % 8];
     stats.ldmatrix_phases += *std::max_element(use, use + 8), ++stats.ldmatrix;
     auto half = [&](int r, int col) { return p[8 * i + r]->in[col / 2] >> (16 * (col & 1)) & 0xffffu; };
-    for (int l = 0; l < 32; ++l)
+    for (int l = 0; l < 32; ++l) {
       p[l]->out[i] = kTrans ? half(l % 4 * 2, l / 4) | half(l % 4 * 2 + 1, l / 4) << 16 : p[8 * i + l / 4]->in[l % 4];
+    }
   }
 }
 template <bool kTrans>
