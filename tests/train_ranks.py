@@ -13,7 +13,10 @@ from fastcl.recsys import CLRec, ContrastVAE, Interactions, SASRec, fit, launch,
 
 OPTIONS: dict[type, dict[str, Any]] = {
     SASRec: {"dim": 16, "batch": 7, "max_len": 5, "dropout": 0.0},
-    CLRec: {"dim": 16, "batch": 21, "negatives": 50, "max_len": 5, "tasks": ("u2i", "u2u"), "momentum": 0.9},
+    CLRec: {
+        **{"dim": 16, "batch": 21, "negatives": 50, "max_len": 5},
+        **{"negatives_from": "vectors", "tasks": ("u2i", "u2u"), "momentum": 0.9},
+    },
     ContrastVAE: {"dim": 16, "batch": 7, "max_len": 5, "dropout": 0.0, "kl_steps": 10},
 }
 
