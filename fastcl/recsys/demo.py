@@ -117,8 +117,8 @@ def _shapes(models: dict[str, Model], split: Split) -> dict[str, Shape]:
             targets = int(np.maximum(split.train.lengths - 1, 0).sum())
             shapes[name] = Shape("softmax", targets // model.steps(split.train), len(split.items), model.config.dim)
         elif isinstance(model, CLRec):
-            queued = model.config.negatives - model.config.batch
-            shapes[name] = Shape("queue", model.config.batch, queued, model.config.dim)
+            # All negatives learn, as an item table does.
+            shapes[name] = Shape("softmax", model.config.batch, model.config.negatives, model.config.dim)
     return shapes
 
 
