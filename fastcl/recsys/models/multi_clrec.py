@@ -216,11 +216,12 @@ class MultiCLRec(Model):
         tables = (vectors, categories, log_routed.exp())
         z, fit = self(*(F.embedding(of_click, table) for table in tables), batch.bucket, batch.clicks)
         user = normalized((straight_through(fit)[:, None] @ z)[:, 0])
-        positive = normalized(F.embedding(of_target, vectors))
+        unit = normalized(vectors)
+        positive = F.embedding(of_target, unit)
         self._positives = positive.detach()
         log_routed_target = F.embedding(of_target, log_routed)
         intent = log_routed_target.argmax(1)
-        queued = self.queues.ready(normalized(F.embedding(of_queued, vectors)))
+        queued = self.queues.ready(F.embedding(of_queued, unit))
         ids = DUPLICATES[config.duplicates](batch.target)
         cosine = (normalized(z) @ positive[:, :, None])[:, :, 0]
         return {
