@@ -38,7 +38,7 @@ def call(*arguments: str | Path) -> int:
     return cli.main([str(a) for a in arguments])
 
 
-@pytest.mark.parametrize("model", ["sasrec", "clrec"])
+@pytest.mark.parametrize("model", ["sasrec", "clrec", "multi_clrec"])
 def test_train_evaluate_recommend(model: str, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     more = ["negatives=64"] if model == "clrec" else []

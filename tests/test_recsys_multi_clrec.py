@@ -1,39 +1,32 @@
-"""Multi-CLRec: the paper's equations click by click, and what its queues hold at every step."""
+"""Multi-CLRec: the paper's equations click by click. Its queues have a file of their own."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections import deque
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from test_recsys_models import OPTIONS as SMALL
+from test_recsys_models import histories, items
 
-from fastcl.recsys import Feature, Histories, Items, MultiCLRec, MultiCLRecConfig, bundled, evaluate, fit
+from fastcl.recsys import (
+    Histories,
+    Items,
+    MultiCLRec,
+    MultiCLRecConfig,
+    bundled,
+    evaluate,
+    fit,
+    nearest,
+)
 from fastcl.recsys.batching import prefixes
 from fastcl.recsys.models.multi_clrec_parts import balance, polarity, routing, separation, straight_through
-from fastcl.recsys.models.multi_clrec_queues import IntentQueues, infonce
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-OPTIONS = {"dim": 16, "max_len": 7, "intents": 5, "served": 3, "hidden": 6}
-
-
-def items(count: int = 40) -> Items:
-    """Genres of which every fourth item has none, and eras."""
-    genres = [["a", "b", "c"][: n % 4] for n in range(count)]
-    table = {"genre": Feature.from_labels(genres), "era": Feature.from_labels([[str(n % 3)] for n in range(count)])}
-    return Items(tuple(f"i{n}" for n in range(count)), None, table)
-
-
-def histories(rows: int = 30, count: int = 40, longest: int = 15) -> Histories:
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(1, longest + 1, rows)
-    lists = [rng.integers(1, count + 1, n).tolist() for n in lengths]
-    return Histories.from_lists(lists, [np.cumsum(rng.integers(0, 10**6, n)).tolist() for n in lengths])
+OPTIONS = SMALL | {"intents": 5, "served": 3, "hidden": 6}
 
 
 # The parts
@@ -95,126 +88,10 @@ def test_a_category_is_the_mean_of_its_values_or_the_item_itself() -> None:
             for name, bag in bags.items():
                 rows = [bag.weight[code] for code in table.features[name].codes[item].tolist() if code]
                 means.append(sum(rows) / len(rows) if rows else torch.zeros(16))
-            g = encoder.mlp[2](torch.tanh(encoder.mlp[0](torch.cat([own, *means]))))
+            g = own + sum(means) + encoder.mlp[2](torch.tanh(encoder.mlp[0](torch.cat([own, *means]))))
             torch.testing.assert_close(encoder(torch.tensor([item]))[0][0], g)
     plain = MultiCLRec(Items(tuple("abc")), seed=1, **OPTIONS).item
     assert torch.equal(plain(torch.tensor([2, 3]))[1], plain.id.weight[2:4])
-
-
-# The queues
-
-
-@pytest.mark.parametrize("kept", ["vectors", "ids"])
-def test_queues_follow_the_rules_of_the_paper(kept: str) -> None:
-    """The paper's own order, on lists: a batch enters Q0 before its loss, what Q0 drives out enters the queue of its
-    intent, what that drives out is gone. Ours pushes after the loss, a batch less in Q0: each loss sees the same.
-    """
-    rng = np.random.default_rng(0)
-    batch, main, secondary, intents = 4, 10, 5, 3
-    queues = IntentQueues(intents, main - batch, secondary, 1, kept)
-    q0: deque[int] = deque()
-    q: list[deque[int]] = [deque(maxlen=secondary) for _ in range(intents)]
-    partial = 0
-    routed = np.zeros(0, np.int64)
-    for step in range(30):
-        route = rng.integers(0, intents, 1000)  # of each entry; moves with the prototypes, so anew at every step
-        route[: 20 * batch : 2] = 0  # one intent gets most
-        entered = range(step * batch, (step + 1) * batch)
-        q0.extend(entered)
-        while len(q0) > main:
-            entry = q0.popleft()
-            q[routed[entry]].append(entry)
-        assert sorted([*held(queues.main), *entered]) == list(q0)
-        assert [sorted(held(queue)) for queue in queues.secondary] == [sorted(queue) for queue in q]
-        partial += any(0 < len(queue) < secondary for queue in q)
-        keys = torch.tensor(entered, dtype=torch.float32)[:, None]
-        queues.push(keys, torch.tensor(entered), route=lambda ids, route=route: torch.from_numpy(route[ids.numpy()]))
-        routed = route
-        queues = reloaded(queues, main - batch, secondary, kept)
-    assert partial > 3
-    assert all(len(queue) == secondary for queue in q)
-
-
-def held(queue: torch.nn.Module) -> list[int]:
-    assert queue.keys[:, 0].long().tolist() == ([] if queue.ids is None else queue.ids.tolist())
-    return queue.keys[:, 0].long().tolist()
-
-
-def reloaded(queues: IntentQueues, main: int, secondary: int, kept: str) -> IntentQueues:
-    again = IntentQueues(len(queues.secondary), main, secondary, 1, kept)
-    again.load_state_dict(queues.state_dict())
-    return again
-
-
-def test_a_batch_larger_than_the_main_queue_reaches_the_others() -> None:
-    queues = IntentQueues(2, main=2, secondary=3, dim=1, kept="vectors")
-    queues.push(torch.arange(9.0)[:, None], torch.arange(9), route=lambda ids: ids % 2)
-    assert held(queues.main) == [7, 8]
-    assert [sorted(held(queue)) for queue in queues.secondary] == [[2, 4, 6], [1, 3, 5]]
-
-
-def filled(counts: list[int], main: int, dim: int = 8) -> IntentQueues:
-    """A main queue with `main` entries of 20, and intents' queues with so many of 30; ids of 1..12."""
-    rng = torch.Generator().manual_seed(1)
-    queues = IntentQueues(len(counts), 20, 30, dim, "vectors")
-    for queue, count in zip([queues.main, *queues.secondary], [main, *counts], strict=True):
-        if count:
-            keys = F.normalize(torch.randn(count, dim, generator=rng), dim=1)
-            queue.push(keys, torch.randint(1, 13, (count,), generator=rng))
-    return queues
-
-
-@pytest.mark.parametrize("duplicates", ["keep", "exclude"])
-@pytest.mark.parametrize(("counts", "main"), [([30, 0, 7, 1], 20), ([30, 30, 30, 30], 5), ([0, 0, 0, 0], 0)])
-def test_grouped_loss_is_equation_13_row_by_row(duplicates: str, counts: list[int], main: int) -> None:
-    queues = filled(counts, main)
-    rng = torch.Generator().manual_seed(2)
-    query, positive = (F.normalize(torch.randn(25, 8, generator=rng), dim=1) for _ in range(2))
-    intent = torch.randint(0, 4, (25,), generator=rng)
-    intent[intent == 2] = 3  # an intent of no row
-    target = torch.randint(1, 13, (25,), generator=rng)
-    ours = [x.clone().requires_grad_() for x in (query, positive)]
-    theirs = [x.double().requires_grad_() for x in (query, positive)]
-    loss = infonce(*ours, queues.ready(torch.empty(0, 8)), intent, 0.07, target if duplicates == "exclude" else None)
-    expected = torch.zeros((), dtype=torch.float64)
-    for row in range(25):
-        q, keys = theirs[0][row], [theirs[1][row]]
-        keys += [theirs[1][j] for j in range(25) if j != row and (duplicates == "keep" or target[j] != target[row])]
-        for queue in (queues.main, queues.secondary[int(intent[row])]):
-            ids = [] if queue.ids is None else queue.ids.tolist()
-            pairs = zip(queue.keys.double(), ids, strict=True)
-            keys += [key for key, item in pairs if duplicates == "keep" or item != target[row]]
-        logits = torch.stack([q @ key for key in keys]) / 0.07
-        expected = expected - logits.log_softmax(0)[0] / 25
-    torch.testing.assert_close(loss.double(), expected, atol=1e-5, rtol=1e-5)
-    grads = zip(torch.autograd.grad(loss, ours), torch.autograd.grad(expected, theirs), strict=True)
-    for found, truth in grads:
-        torch.testing.assert_close(found.double(), truth, atol=1e-5, rtol=1e-4)
-
-
-class Largest(TorchDispatchMode):
-    """The largest tensor that any operation gives."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
-        for tensor in found if isinstance(found, list | tuple) else [found]:
-            if isinstance(tensor, Tensor):
-                self.numel = max(self.numel, tensor.numel())
-        return found
-
-
-def test_no_row_has_keys_of_its_own_gathered() -> None:
-    n, held_each, dim = 64, 500, 8
-    queues = IntentQueues(4, 20, held_each, dim, "vectors")
-    for queue in queues.secondary:
-        queue.push(torch.randn(held_each, dim), torch.ones(held_each, dtype=torch.int64))
-    query, positive = (torch.randn(n, dim, requires_grad=True) for _ in range(2))
-    with Largest() as seen:
-        queued = queues.ready(torch.empty(0, dim))
-        infonce(query, positive, queued, torch.arange(n) % 4, 0.07, torch.arange(n)).backward()
-    assert seen.numel <= held_each * dim < n * held_each
 
 
 # The model
@@ -238,17 +115,51 @@ def test_users_are_encoded_as_the_paper_writes_it() -> None:
             g.append(vector)
             c.append(category)
         weight = torch.cat(scores).softmax(0)
-        m = model.choice(sum(p_t * g_t for p_t, g_t in zip(weight, g, strict=True)))
+        whole = sum(p_t * g_t for p_t, g_t in zip(weight, g, strict=True))
+        m = whole + model.choice(whole)
         fits = []
         for h in range(5):
             routed = [routing(c_t[None], model.prototype.weight, 0.07)[0, h].exp() for c_t in c]
             pooled = sum(p_ht * p_t * g_t for p_ht, p_t, g_t in zip(routed, weight, g, strict=True))
-            z_h = model.intention(torch.cat([pooled, model.beta.weight[h]]))
+            z_h = pooled + model.intention(torch.cat([pooled, model.beta.weight[h]]))
             torch.testing.assert_close(z[r, h], z_h, atol=1e-5, rtol=1e-4)
             fits.append(F.cosine_similarity(m, z_h, dim=0) / 0.07)
         torch.testing.assert_close(fit_of[r], torch.stack(fits), atol=1e-4, rtol=1e-4)
         best = torch.stack(fits).topk(3).indices
-        torch.testing.assert_close(encoded[r], F.normalize(z[r, best], dim=1), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(encoded[r, :, :-1], F.normalize(z[r, best], dim=1), atol=1e-5, rtol=1e-4)
+        shares = torch.stack(fits).softmax(0)
+        torch.testing.assert_close(encoded[r, :, -1].exp(), shares[best], atol=1e-5, rtol=1e-4)
+
+
+def test_scores_are_the_largest_over_the_served_intents_and_searching_finds_them() -> None:
+    """K intents against a loop, and `nearest` over an exact search of each against the k best of these scores."""
+    model = MultiCLRec(items(200), seed=3, **OPTIONS).eval()
+    data = histories(rows=12, count=200)
+    z, w = model.users(data)
+    g = model.item(torch.arange(1, 201))[0]
+    scores = model.scores(data)
+    served = []
+    for r in range(len(data)):
+        best = w[r].topk(3).indices.tolist()
+        of_each = [F.cosine_similarity(z[r, h][None], g) / 0.07 + w[r].log_softmax(0)[h] for h in best]
+        served.append(torch.stack(of_each))
+        torch.testing.assert_close(scores[r, 1:], served[r].amax(0), atol=1e-4, rtol=1e-4)
+    assert {int(each.argmax(0).bincount().argmax()) for each in served} == {0}  # the best fit, but not it alone
+    assert any(each.argmax(0).any() for each in served)
+
+    table = model.item_vectors()[1:].detach().numpy()
+
+    def search(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        found = queries @ table.T
+        rows = np.argsort(-found, axis=1, kind="stable")[:, :k]
+        return np.take_along_axis(found, rows, axis=1), rows
+
+    queries = model.encode(data).detach().numpy()
+    near, rows = nearest(search, queries, 10)
+    assert any(len(set(search(each, 10)[1].ravel())) < 30 for each in queries)  # some item is found twice
+    expected = scores[:, 1:].topk(10)
+    np.testing.assert_allclose(near, expected.values.detach().numpy(), rtol=1e-4)
+    assert rows.tolist() == expected.indices.tolist()
 
 
 @pytest.mark.parametrize(("duplicates", "kept"), [("keep", "ids"), ("exclude", "ids"), ("exclude", "vectors")])

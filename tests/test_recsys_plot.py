@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastcl.recsys import CLRec, Histories, Interactions, Items, SASRec, cli, save
+from fastcl.recsys import CLRec, Histories, Interactions, Items, MultiCLRec, SASRec, cli, save
 from fastcl.recsys.plot import TRAINED, plot, queue_replay
 from fastcl.recsys.report import popularity_shares, shown_shares
 
@@ -72,12 +72,13 @@ def test_page_and_pictures(tmp_path: Path) -> None:
         "<first>": SASRec(ITEMS, dim=8, seed=0).eval(),
         "queue": CLRec(ITEMS, dim=8, batch=16, negatives=64, time_cuts=()).eval(),
         "latent": Latent(ITEMS, dim=8, seed=1).eval(),
+        "several": MultiCLRec(ITEMS, dim=8, time_cuts=()).eval(),
     }
     line = {"epoch": 1, "loss": 2.0, "recall@10": 0.1, "ndcg@10": 0.05}
     parts = {"loss": 3.0, "loss_parts": {"kl": 1.0, "reconstruction": 2.0}, "ndcg@10": 0.1}
     logs = {"<first>": [line, {**line, "loss": 1.0}], "latent": [parts, parts]}
     files = plot(models, split, tmp_path / "out", logs=logs, ratios=(0.0, 0.5))
-    names = ["curves", "impressions", "diversity", "groups", "robustness", "queue", "diagnostics"]
+    names = ["curves", "impressions", "diversity", "groups", "robustness", "queue", "intents", "diagnostics"]
     assert [file.name for file in files] == [*(f"{name}.png" for name in names), "numbers.json", "index.html"]
     assert all((tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in names)
 
@@ -85,6 +86,8 @@ def test_page_and_pictures(tmp_path: Path) -> None:
     assert set(numbers["results"]) == {*models, "popularity", "co-occurrence"}
     assert set(numbers["impressions"]) == {TRAINED, *models}
     assert numbers["impressions"][TRAINED] == popularity_shares(split.train.item, split.counts)
+    assert list(numbers["intents"]) == ["several"]
+    assert sum(numbers["intents"]["several"]["items"]) == 30
     assert numbers["diagnostics"] == {"latent": {"kl": 40.0, "variance": 0.5}}
 
     page = (tmp_path / "out" / "index.html").read_text()

@@ -17,6 +17,7 @@ from fastcl.recsys import (
     Histories,
     Interactions,
     Items,
+    MultiCLRec,
     Popularity,
     SASRec,
     Split,
@@ -96,6 +97,16 @@ def test_fifty_users_are_learned_by_heart(model_class, options, epochs):
     fit(model, split, epochs=epochs, lr=1e-2, progress=False)
     assert before < 0.1
     assert evaluate(model, split.test, counts=split.counts, k=(1,))["recall@1"] > 0.9
+
+
+def test_fifty_users_are_learned_by_heart_in_several_intents():
+    """Whose choice is a matter of its own: the click is among the ten best, one in twelve by chance."""
+    split = memory()
+    options = {"batch": 32, "main": 48, "secondary": 16, "intents": 4, "hidden": 128, "dropout": 0.0}
+    model = MultiCLRec(split.items, seed=0, **options)
+    assert evaluate(model.eval(), split.test, counts=split.counts)["recall@10"] < 0.2
+    fit(model, split, epochs=80, lr=1e-2, progress=False)
+    assert evaluate(model, split.test, counts=split.counts)["recall@10"] > 0.95
 
 
 @pytest.mark.parametrize("model_class", MODELS)

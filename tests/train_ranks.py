@@ -1,6 +1,6 @@
 """What two processes train together, for test_recsys_torchrun.py to compare: torchrun ... train_ranks.py TABLE FOLDER.
 
-SASRec; ContrastVAE; CLRec; and CLRec stopped within an epoch and resumed.
+SASRec; ContrastVAE; CLRec and MultiCLRec, and both stopped within an epoch and resumed.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fastcl.recsys import CLRec, ContrastVAE, Interactions, SASRec, fit, launch, resume, state
+from fastcl.recsys import CLRec, ContrastVAE, Interactions, MultiCLRec, SASRec, fit, launch, resume, state
 
 OPTIONS: dict[type, dict[str, Any]] = {
     SASRec: {"dim": 16, "batch": 7, "max_len": 5, "dropout": 0.0},
     CLRec: {
         **{"dim": 16, "batch": 21, "negatives": 50, "max_len": 5},
         **{"negatives_from": "vectors", "tasks": ("u2i", "u2u"), "momentum": 0.9},
+    },
+    MultiCLRec: {
+        **{"dim": 16, "batch": 21, "main": 31, "secondary": 9, "max_len": 5},
+        **{"negatives_from": "vectors", "intents": 3, "served": 2},
     },
     ContrastVAE: {"dim": 16, "batch": 7, "max_len": 5, "dropout": 0.0, "kl_steps": 10},
 }
@@ -32,7 +36,6 @@ def main(table: Path, out: Path) -> None:
         fit(SASRec(split.items, seed=0, **OPTIONS[SASRec]), split, out=out / "sasrec", **options)
         fit(ContrastVAE(split.items, seed=0, **OPTIONS[ContrastVAE]), split, out=out / "contrastvae", **options)
         options["save_every"] = 0.0
-        fit(CLRec(split.items, seed=0, **OPTIONS[CLRec]), split, out=out / "clrec", **options)
         save, saves = state.save, 0
 
         def save_or_stop(*args: Any) -> None:
@@ -42,12 +45,14 @@ def main(table: Path, out: Path) -> None:
             saves += 1
             save(*args)
 
-        state.save = save_or_stop
-        try:
-            fit(CLRec(split.items, seed=0, **OPTIONS[CLRec]), split, out=out / "stopped", **options)
-        except Stop:
-            state.save = save
-        resume(out / "stopped", split, progress=False)
+        for model in (CLRec, MultiCLRec):
+            fit(model(split.items, seed=0, **OPTIONS[model]), split, out=out / model.name, **options)
+            state.save, saves = save_or_stop, 0
+            try:
+                fit(model(split.items, seed=0, **OPTIONS[model]), split, out=out / f"stopped-{model.name}", **options)
+            except Stop:
+                state.save = save
+            resume(out / f"stopped-{model.name}", split, progress=False)
 
 
 if __name__ == "__main__":

@@ -100,6 +100,19 @@ def corruption(axes: Any, reports: Mapping[str, Sequence[Mapping[str, Any]]], ki
     axes.legend(fontsize=8)
 
 
+def intents(axes: Any, found: Mapping[str, Any], title: str) -> None:
+    """The map of `intents`: a row for each of the twenty largest categories, and two for shares of items and users."""
+    largest = sorted(found["categories"], key=lambda row: -row["items"])[:20]
+    rows = {row["category"]: row["intents"] for row in largest}
+    count = sum(found["items"])
+    rows |= {"all items": [items / count for items in found["items"]], "users": found["users"]}
+    axes.imshow(list(rows.values()), aspect="auto", cmap="Blues", vmin=0.0, vmax=1.0, zorder=1)
+    axes.set_axisbelow(True)
+    axes.set_yticks(range(len(rows)), list(rows), fontsize=7)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(title=title, xlabel="intent")
+
+
 def queues(axes: Any, replays: Mapping[str, Mapping[str, Sequence[float]]], key: str, title: str, label: str) -> None:
     """One line a name over the steps of an epoch, of `queue_replay`."""
     for name, replay in replays.items():

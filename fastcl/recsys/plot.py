@@ -19,9 +19,10 @@ from fastcl.recsys import pictures, report
 from fastcl.recsys.checkpoint import write_bytes, write_text
 from fastcl.recsys.data import Histories, Scorer, Split
 from fastcl.recsys.groups import by_group
+from fastcl.recsys.intents import intents
 from fastcl.recsys.measures import measure
 from fastcl.recsys.metrics import rank_cases
-from fastcl.recsys.models import CLRec, Model
+from fastcl.recsys.models import CLRec, Model, MultiCLRec
 from fastcl.recsys.robustness import RATIOS, robustness
 
 K = (10, 40)
@@ -76,7 +77,9 @@ def measured(
 ) -> Numbers:
     """All numbers that the pictures show, by picture and name; of the floors, what does not need a model."""
     numbers: Numbers = {"curves": {name: list(lines) for name, lines in logs.items() if lines}}
-    numbers |= {key: {} for key in ("results", "groups", "impressions", "robustness", "queue", "diagnostics")}
+    numbers |= {
+        key: {} for key in ("results", "groups", "impressions", "robustness", "queue", "intents", "diagnostics")
+    }
     numbers["impressions"][TRAINED] = report.shown_shares(split.counts, split.counts)
     scorers: dict[str, Scorer] = {**models, **report.floors(split, seen)}
     for name, scorer in scorers.items():
@@ -89,6 +92,8 @@ def measured(
         numbers["robustness"][name] = robustness(model, split.test, ratios=ratios, seen=seen)
         if isinstance(model, CLRec) and model.queue is not None:
             numbers["queue"][name] = queue_replay(model, split.train, seeds.get(name, 0))
+        if isinstance(model, MultiCLRec):
+            numbers["intents"][name] = intents(model, split.test.history, K[0], seen)
         diagnostics = getattr(model, "diagnostics", None)
         if callable(diagnostics):
             few = split.test.history.take(np.arange(min(DIAGNOSED, len(split.test))))
@@ -171,6 +176,11 @@ def _figures(numbers: Numbers) -> dict[str, list[pictures.Draw]]:
             partial(pictures.queues, replays=numbers["queue"], key=key, title=title, label=label)
             for key, (title, label) in of_queue.items()
         ]
+    if numbers["intents"]:
+        found["intents"] = [
+            partial(pictures.intents, found=report_of, title=f"{name}: {report_of['category'] or 'items'} by intent")
+            for name, report_of in numbers["intents"].items()
+        ]
     diagnosed = numbers["diagnostics"]
     keys = list(dict.fromkeys(key for values in diagnosed.values() for key in values))
     if keys:
@@ -210,6 +220,8 @@ TEXTS = {
     "robustness": "Items of the test histories deleted or replaced at random; candidates stay the same.",
     "queue": "CLRec's queue over one epoch from empty: how old its vectors are, and how often a negative is the row's "
     "own positive.",
+    "intents": "MultiCLRec: how the items of each category (the twenty largest) are shared out among the intents, the "
+    "share of all items that each intent takes and of the users that it fits best.",
     "diagnostics": "What the model says of its latent variables: a KL near 0 is posterior collapse, a variance near 0 "
     "a point estimate.",
 }

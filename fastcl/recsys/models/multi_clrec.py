@@ -42,15 +42,18 @@ class MultiCLRecConfig:
     them, and of each intent's, 1,280 both in the paper.
 
     intents: H, 16 on public data in the paper. served: K, how many of a user's intents items are retrieved for, at
-        most H; training takes one.
-    category: the item feature that intents are clusters of; "" for the first one there is.
+        most H; 1 is what is trained, more for lists of several intents.
+    category: the item feature that intents are clusters of; "" for the first one there is. It should part the items
+        into many more values than intents, none of which holds a large share of them.
+    negatives_from: a queue keeps the "ids" of items, to encode them again each step, or their "vectors". With these
+        the encoder's MLP, which moves all items at once, tells new vectors from old ones instead of items.
     hidden: width of all MLPs. duplicates, time_cuts, time_unit: as in `CLRecConfig`.
     polarity, separation, balance: weights of the auxiliary losses (Eq. 10 to 12), 1 in the paper; 0 leaves one out.
     """
 
     dim: int = 64
     intents: int = 16
-    served: int = 4
+    served: int = 1
     category: str = ""
     hidden: int = 64
     max_len: int = 20
@@ -105,8 +108,12 @@ class MultiCLRec(Model):
         -log share of the target among main queue and its intent's queue (Eq. 13)  +  polarity * Eq. 10
             + separation * Eq. 11  +  balance * Eq. 12
 
-    all of cosines / temperature. Queues hold encoded items, as CLRec's does. Serving takes the `served` intents that
-    fit best, and an item's score is its largest one with any of them.
+    all of cosines / temperature. That an MLP's vector is added to what it changes is not in the paper.
+
+    An item's score is its cosine / temperature with the intent that fits best. Where `served` is more, it is the
+    largest of cosine / temperature + log softmax(w)_h over so many: how likely the intent and then the item is. The
+    paper retrieves items for each intent and leaves open how they are merged; cosines alone have no common scale, as
+    an intent that does not fit a user has items close to it too.
 
     Items without a value of the category feature, and all items where there is no feature, are a category each: they
     are routed by their id's embedding.
@@ -122,7 +129,7 @@ class MultiCLRec(Model):
     >>> model = MultiCLRec(Items(ids=("a", "b", "c")), dim=8, intents=4, served=2, seed=0)
     >>> histories = Histories.from_lists([[1, 2], [3]])
     >>> model.encode(histories).shape, model.scores(histories).shape
-    (torch.Size([2, 2, 8]), torch.Size([2, 4]))
+    (torch.Size([2, 2, 9]), torch.Size([2, 4]))
     """
 
     name = "multi_clrec"
@@ -159,9 +166,10 @@ class MultiCLRec(Model):
             about.append(self.bucket(bucket))
         importance = clicks.pad(self.importance(torch.cat(about, -1)), fill=-torch.inf).softmax(1)  # [B, L, 1]
         pooled = (importance * clicks.pad(routing)).transpose(1, 2) @ clicks.pad(self.dropout(item))
-        z = self.intention(torch.cat([pooled, self.beta.weight.expand_as(pooled)], -1))
+        z = pooled + self.intention(torch.cat([pooled, self.beta.weight.expand_as(pooled)], -1))
         # A click's routing sums to one, so the sum over intents is that of the clicks by importance.
-        m = self.choice(pooled.sum(1, keepdim=True))
+        whole = pooled.sum(1, keepdim=True)
+        m = whole + self.choice(whole)
         return Encoded(z, (normalized(m) * normalized(z)).sum(-1) / self.config.temperature)
 
     def users(self, histories: Histories) -> Encoded:
@@ -173,14 +181,18 @@ class MultiCLRec(Model):
         return self(*(F.embedding(place, table) for table in (vectors, categories, routed)), bucket, clicks)
 
     def encode(self, histories: Histories) -> Tensor:
-        """[B, K, D], normalised: the `served` intention vectors that fit each history best, best first."""
+        """[B, K, D+1]: the `served` intention vectors that fit each history best, normalised, best first, and behind
+        each one the log of its intent's share.
+        """
         z, fit = self.users(histories)
-        best = fit.topk(self.config.served, dim=1).indices
-        return normalized(z.gather(1, best[:, :, None].expand(-1, -1, self.config.dim)))
+        share, best = fit.log_softmax(1).topk(self.config.served, dim=1)
+        vectors = normalized(z.gather(1, best[:, :, None].expand(-1, -1, self.config.dim)))
+        return torch.cat([vectors, share[:, :, None].to(vectors)], -1)
 
     def item_vectors(self) -> Tensor:
-        """[I+1, D], normalised encoded items / temperature: a score is cosine / temperature."""
-        return normalized(self.item(torch.arange(len(self.items) + 1, device=self.device))[0]) / self.config.temperature
+        """[I+1, D+1], normalised encoded items / temperature, and a one to which the log share is added."""
+        vectors = normalized(self.item(torch.arange(len(self.items) + 1, device=self.device))[0])
+        return F.pad(vectors / self.config.temperature, (0, 1), value=1.0)
 
     def intents(self, item: Tensor) -> Tensor:
         """float32 [n, H], p_{h|t} of items [n]: how each one's category is shared out among the intents (Eq. 7)."""
@@ -204,11 +216,12 @@ class MultiCLRec(Model):
         tables = (vectors, categories, log_routed.exp())
         z, fit = self(*(F.embedding(of_click, table) for table in tables), batch.bucket, batch.clicks)
         user = normalized((straight_through(fit)[:, None] @ z)[:, 0])
-        positive = normalized(F.embedding(of_target, vectors))
+        unit = normalized(vectors)
+        positive = F.embedding(of_target, unit)
         self._positives = positive.detach()
         log_routed_target = F.embedding(of_target, log_routed)
         intent = log_routed_target.argmax(1)
-        queued = self.queues.ready(normalized(F.embedding(of_queued, vectors)))
+        queued = self.queues.ready(F.embedding(of_queued, unit))
         ids = DUPLICATES[config.duplicates](batch.target)
         cosine = (normalized(z) @ positive[:, :, None])[:, :, 0]
         return {
