@@ -120,5 +120,5 @@ METHODS: dict[str, Method] = {
     "CLRec, batch": method(on_items(CLRec), negatives_from="batch"),
     "CLRec, queue of ids": method(on_items(CLRec), negatives_from="ids"),
     "CLRec, queue of vectors": method(on_items(CLRec), negatives_from="vectors"),
-    "Multi-CLRec": method(on_items(MultiCLRec), intents=8, served=2, main=513, secondary=512),
+    "Multi-CLRec": method(on_items(MultiCLRec), intents=8),
 }

@@ -119,7 +119,8 @@ def test_history_does_not_depend_on_what_comes_after():
 
 @pytest.mark.parametrize("duplicates", ["keep", "exclude"])
 def test_loss_is_infonce_over_batch_and_queue(duplicates):
-    model = CLRec(items(), seed=3, batch=32, negatives=96, duplicates=duplicates, **OPTIONS).eval()
+    options = {"negatives_from": "vectors", "duplicates": duplicates, **OPTIONS}
+    model = CLRec(items(), seed=3, batch=32, negatives=96, **options).eval()
     data = histories(rows=40)
     first, second, *_ = model.batches(data, np.random.default_rng(0))
     model.loss(first)
@@ -433,12 +434,14 @@ def test_negatives_are_the_newest_clicks_whatever_keeps_them(source, encoder):
 
 
 def test_features_of_the_negatives_can_be_left_out():
-    model = CLRec(items(), seed=3, features="clicks", batch=32, negatives=96, **OPTIONS).train()
+    model = CLRec(
+        items(), seed=3, features="clicks", negatives_from="vectors", batch=32, negatives=96, **OPTIONS
+    ).train()
     data = histories(rows=40)
     (batch,) = trained(model, data, 1)
     assert torch.equal(model.queue.keys, model._positives)
     torch.testing.assert_close(model.item_vectors(), F.normalize(model.item.id.weight, dim=-1) / TEMPERATURE)
-    plain = CLRec(items(), seed=3, batch=32, negatives=96, **OPTIONS)
+    plain = CLRec(items(), seed=3, negatives_from="vectors", batch=32, negatives=96, **OPTIONS)
     plain.load_state_dict(model.state_dict())
     torch.testing.assert_close(model.eval().encode(data), plain.eval().encode(data))  # clicks have theirs
     model.zero_grad()
@@ -451,7 +454,7 @@ def test_features_of_the_negatives_can_be_left_out():
 
 
 def test_a_follower_fills_the_queue():
-    model = CLRec(items(), seed=3, momentum=0.75, batch=32, negatives=96, **OPTIONS).train()
+    model = CLRec(items(), seed=3, momentum=0.75, negatives_from="vectors", batch=32, negatives=96, **OPTIONS).train()
     expected = {name: p.detach().clone() for name, p in model.item.named_parameters()}
     keys = []
     for batch in model.batches(histories(rows=40), np.random.default_rng(0)):

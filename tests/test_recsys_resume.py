@@ -138,8 +138,8 @@ class Stop(BaseException):
     [
         (SASRec, {}),
         (CLRec, {}),
-        (CLRec, {"encoder": "sasrec", "batch": 15, "negatives_from": "ids"}),
-        (CLRec, {"momentum": 0.9, "tasks": ("u2i", "u2u")}),
+        (CLRec, {"encoder": "sasrec", "batch": 15}),
+        (CLRec, {"negatives_from": "vectors", "momentum": 0.9, "tasks": ("u2i", "u2u")}),
         (CLRec, {"objective": "ipw", "propensity": "learned"}),
         (CLRec, {"objective": "negative_sampling", "samples": 3}),
         (MultiCLRec, {}),

@@ -13,16 +13,13 @@ from fastcl.recsys import CLRec, ContrastVAE, Interactions, MultiCLRec, SASRec, 
 
 OPTIONS: dict[type, dict[str, Any]] = {
     SASRec: {"dim": 16, "batch": 7, "max_len": 5, "dropout": 0.0},
-    CLRec: {"dim": 16, "batch": 21, "negatives": 50, "max_len": 5, "tasks": ("u2i", "u2u"), "momentum": 0.9},
+    CLRec: {
+        **{"dim": 16, "batch": 21, "negatives": 50, "max_len": 5},
+        **{"negatives_from": "vectors", "tasks": ("u2i", "u2u"), "momentum": 0.9},
+    },
     MultiCLRec: {
-        "dim": 16,
-        "batch": 21,
-        "main": 31,
-        "secondary": 9,
-        "intents": 3,
-        "served": 2,
-        "max_len": 5,
-        "negatives_from": "vectors",
+        **{"dim": 16, "batch": 21, "main": 31, "secondary": 9, "max_len": 5},
+        **{"negatives_from": "vectors", "intents": 3, "served": 2},
     },
     ContrastVAE: {"dim": 16, "batch": 7, "max_len": 5, "dropout": 0.0, "kl_steps": 10},
 }

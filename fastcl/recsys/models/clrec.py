@@ -67,8 +67,9 @@ class CLRecConfig:
     batch: spans a batch. With "pooling" a span is a (history, next click) pair; with "sasrec" it is a window of at most
         max_len clicks, each of which predicts the next one.
     negatives: the newest so many clicks, those of the batch among them: the queue fills up what a batch has too few.
-    negatives_from: beside the batch, a queue of the "vectors" of earlier positives (the paper's variant c) or of their
-        "ids", encoded again each step so that they learn too (b); "batch" has none beside it (a).
+    negatives_from: beside the batch, a queue of the "ids" of earlier positives, encoded again each step so that they
+        learn too (the paper's variant b, which it uses for u2i), or of their "vectors" (c: faster where features are
+        costly to encode; only the batch then pushes items away from users); "batch" has none beside it (a).
     momentum: above 0, queued vectors come from encoders that follow the trained ones, momentum old + (1 - momentum)
         new each step (MoCo, He et al. 2020, has 0.999; here the batch's own positives still learn).
     features: of items, used "everywhere", or for "clicks" alone, not for targets and negatives (the paper's Table 6).
@@ -93,7 +94,7 @@ class CLRecConfig:
     dropout: float = 0.2
     batch: int = 256
     negatives: int = 2560
-    negatives_from: str = "vectors"
+    negatives_from: str = "ids"
     momentum: float = 0.0
     features: str = "everywhere"
     samples: int = 64

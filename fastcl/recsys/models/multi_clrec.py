@@ -42,15 +42,18 @@ class MultiCLRecConfig:
     them, and of each intent's, 1,280 both in the paper.
 
     intents: H, 16 on public data in the paper. served: K, how many of a user's intents items are retrieved for, at
-        most H; training takes one.
-    category: the item feature that intents are clusters of; "" for the first one there is.
+        most H; 1 is what is trained, more for lists of several intents.
+    category: the item feature that intents are clusters of; "" for the first one there is. It should part the items
+        into many more values than intents, none of which holds a large share of them.
+    negatives_from: a queue keeps the "ids" of items, to encode them again each step, or their "vectors". With these
+        the encoder's MLP, which moves all items at once, tells new vectors from old ones instead of items.
     hidden: width of all MLPs. duplicates, time_cuts, time_unit: as in `CLRecConfig`.
     polarity, separation, balance: weights of the auxiliary losses (Eq. 10 to 12), 1 in the paper; 0 leaves one out.
     """
 
     dim: int = 64
     intents: int = 16
-    served: int = 4
+    served: int = 1
     category: str = ""
     hidden: int = 64
     max_len: int = 20
@@ -105,12 +108,12 @@ class MultiCLRec(Model):
         -log share of the target among main queue and its intent's queue (Eq. 13)  +  polarity * Eq. 10
             + separation * Eq. 11  +  balance * Eq. 12
 
-    all of cosines / temperature.
+    all of cosines / temperature. That an MLP's vector is added to what it changes is not in the paper.
 
-    Serving takes the `served` intents that fit best. An item's score is the largest, over these, of cosine /
-    temperature + log softmax(w)_h: how likely the intent and then the item is. The paper retrieves items for each
-    intent and leaves open how they are merged; cosines alone have no common scale, as an intent that does not fit a
-    user has items close to it too.
+    An item's score is its cosine / temperature with the intent that fits best. Where `served` is more, it is the
+    largest of cosine / temperature + log softmax(w)_h over so many: how likely the intent and then the item is. The
+    paper retrieves items for each intent and leaves open how they are merged; cosines alone have no common scale, as
+    an intent that does not fit a user has items close to it too.
 
     Items without a value of the category feature, and all items where there is no feature, are a category each: they
     are routed by their id's embedding.
@@ -213,11 +216,12 @@ class MultiCLRec(Model):
         tables = (vectors, categories, log_routed.exp())
         z, fit = self(*(F.embedding(of_click, table) for table in tables), batch.bucket, batch.clicks)
         user = normalized((straight_through(fit)[:, None] @ z)[:, 0])
-        positive = normalized(F.embedding(of_target, vectors))
+        unit = normalized(vectors)
+        positive = F.embedding(of_target, unit)
         self._positives = positive.detach()
         log_routed_target = F.embedding(of_target, log_routed)
         intent = log_routed_target.argmax(1)
-        queued = self.queues.ready(normalized(F.embedding(of_queued, vectors)))
+        queued = self.queues.ready(F.embedding(of_queued, unit))
         ids = DUPLICATES[config.duplicates](batch.target)
         cosine = (normalized(z) @ positive[:, :, None])[:, :, 0]
         return {

@@ -61,12 +61,12 @@ class IntentQueues(nn.Module):
 
     def ready(self, vectors: Tensor) -> list[Queued]:
         """What all queues hold, given the vectors [M, D] of the items that `again` named."""
-        found = []
-        for queue in self.all:
-            anew, kept = self.source.read(queue, len(queue))
-            fresh, vectors = vectors[: len(anew)], vectors[len(anew) :]
-            found.append(Queued(fresh, anew) if kept is None else Queued(kept.keys, kept.ids))
-        return found
+        held = [self.source.read(queue, len(queue)) for queue in self.all]
+        fresh = vectors.split([len(anew) for anew, _ in held])  # at once: slices would each fill a gradient of all
+        return [
+            Queued(new, anew) if kept is None else Queued(kept.keys, kept.ids)
+            for (anew, kept), new in zip(held, fresh, strict=True)
+        ]
 
 
 def infonce(
