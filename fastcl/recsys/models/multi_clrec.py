@@ -51,6 +51,7 @@ class MultiCLRecConfig:
     polarity, separation, balance: weights of the auxiliary losses (Eq. 10 to 12), 1 in the paper; 0 leaves one out, as
         is done with separation here: it also drives the chosen intent away from every target of another one, and
         where the next intent is hard to foresee that halves recall (movies: test recall@10 0.036 with, 0.066 without).
+        Where three of four targets share an intent it helped (Amazon Tools: validation 0.019 with, 0.015 without).
     """
 
     dim: int = 64
