@@ -14,6 +14,8 @@ from fastcl.recsys.layers import POSITIONS
 
 MODELS = [SASRec, CLRec, MultiCLRec, functools.partial(CLRec, encoder="sasrec", heads=2)]
 OPTIONS = {"dim": 16, "max_len": 7}
+SASREC = {"encoder": "sasrec", "heads": 2, **OPTIONS}  # of CLRec
+ENCODERS = [OPTIONS, SASREC]
 
 
 def items(count: int = 40, features: bool = True) -> Items:

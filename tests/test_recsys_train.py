@@ -78,16 +78,6 @@ def runs(tmp_path_factory):
         (SASRec, {"loss": "bce", "batch": 10, "dropout": 0.0}, 200),
         (CLRec, {"negatives": 64}, 60),
         (CLRec, {"negatives": 64, "duplicates": "exclude"}, 60),
-        (CLRec, {"negatives": 64, "negatives_from": "vectors"}, 60),
-        (CLRec, {"negatives_from": "batch"}, 60),
-        (CLRec, {"negatives": 64, "negatives_from": "vectors", "momentum": 0.9}, 60),
-        (CLRec, {"negatives": 64, "tasks": ("u2i", "u2u")}, 100),
-        (CLRec, {"negatives": 64, "encoder": "sasrec", "batch": 10, "dropout": 0.0}, 40),
-        (CLRec, {"negatives": 64, "objective": "sampled_softmax"}, 40),
-        (CLRec, {"samples": 8, "objective": "negative_sampling"}, 60),
-        (CLRec, {"negatives": 64, "objective": "shared_negatives"}, 100),
-        (CLRec, {"objective": "ipw", "propensity": "learned"}, 80),
-        (CLRec, {"objective": "full_softmax"}, 40),
     ],
 )
 def test_fifty_users_are_learned_by_heart(model_class, options, epochs):
