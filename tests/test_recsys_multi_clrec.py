@@ -43,6 +43,13 @@ def test_routing_is_equation_7_and_sums_to_one() -> None:
         torch.testing.assert_close(found[t], expected, atol=1e-6, rtol=1e-4)
 
 
+def test_an_item_has_the_same_intents_under_autocast() -> None:
+    model = MultiCLRec(items(), seed=3, **OPTIONS).eval()
+    routed = model.intents(torch.arange(41))
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(model.intents(torch.arange(41)), routed)
+
+
 def test_straight_through_is_one_hot_with_the_gradient_of_the_softmax() -> None:
     """By hand: of <g, sum_h s_h z_h>, dz_h = s_h g, and dw_h = p_h (<g, z_h> - sum_k p_k <g, z_k>)."""
     rng = torch.Generator().manual_seed(0)
@@ -282,7 +289,7 @@ def test_a_category_that_is_no_feature_is_refused() -> None:
 def test_the_bundled_sets_with_their_categories(name: str) -> None:
     split = bundled(name).split()
     few = dataclasses.replace(split, train=split.train.take(np.arange(40)).last(40))
-    model = MultiCLRec(split.items, seed=0, batch=64, main=200, secondary=100, dim=16)
+    model = MultiCLRec(split.items, seed=0, batch=64, main=200, secondary=100, dim=16, separation=1.0)
     assert model.item.category == 0
     with torch.no_grad():
         before = model.eval().intents(torch.arange(1, len(split.items) + 1))

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastcl.fallback import no_autocast
 from fastcl.recsys.data import PAD, Items
 from fastcl.rows import normalized
 
@@ -52,6 +53,7 @@ class CategoryItems(nn.Module):
         return sum(parts, embedding) + self.mlp(torch.cat([embedding, *parts], -1)), category
 
 
+@no_autocast  # which intent an item belongs to must not depend on where it is asked
 def routing(category: Tensor, prototypes: Tensor, temperature: float) -> Tensor:
     """Eq. 7, in logarithms: log p_{h|t} = log softmax_h(cos(mu_h, c_t) / rho), [n, D] and [H, D] -> [n, H]."""
     return (normalized(category) @ normalized(prototypes).T / temperature).log_softmax(-1)

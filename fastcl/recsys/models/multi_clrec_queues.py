@@ -27,7 +27,7 @@ class Queued(NamedTuple):
 class IntentQueues(nn.Module):
     """A main queue, and one queue an intent for what the main one evicts; what these evict is gone.
 
-    kept: what they keep of an item: its "vector", or its number ("ids"), to encode it anew for every loss.
+    kept: what they keep of an item: its vector ("vectors"), or its number ("ids"), to encode it anew for every loss.
 
     >>> queues = IntentQueues(intents=2, main=2, secondary=3, dim=1, kept="vectors")
     >>> for keys in torch.arange(6.0).view(3, 2, 1):
