@@ -77,7 +77,9 @@ def collapse(trained: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, float]
 
 
 def sensitivity(trained: Mapping[str, Sequence[Run]], base: str = RANKED[0]) -> dict[str, dict[str, float]]:
-    """Weight of the contrast -> metrics, of the runs that differ from `base` by it alone, in rising order."""
+    """Weight of the contrast -> metrics, of the runs that differ from `base` by it alone, in rising order; empty where
+    there is one weight only.
+    """
 
     def rest(run: Run) -> tuple[Any, Any]:
         return run["plan"], {name: value for name, value in run["options"].items() if name != WEIGHT}
@@ -89,6 +91,7 @@ def sensitivity(trained: Mapping[str, Sequence[Run]], base: str = RANKED[0]) -> 
             **{name: statistics.mean(run["test"][name] for run in seeds) for name in (METRIC, "ndcg@20")},
         }
         for seeds in sorted(same, key=lambda seeds: seeds[0]["options"][WEIGHT])
+        if len(same) > 1
     }
 
 
@@ -99,7 +102,7 @@ def draws(numbers: Numbers) -> dict[str, list[pictures.Draw]]:
         values = {name: row[key] for name, row in numbers[of].items()}
         return partial(pictures.bars, values=values, title=title, label=key)
 
-    return {
+    found: dict[str, list[pictures.Draw]] = {
         "groups": [
             partial(
                 pictures.groups,
@@ -118,11 +121,11 @@ def draws(numbers: Numbers) -> dict[str, list[pictures.Draw]]:
             bars("collapse", "kl", "Mean KL to N(0, I), 0: collapse"),
             bars("collapse", "variance", "Mean variance of a latent dimension"),
         ],
-        "sensitivity": [
-            bars("sensitivity", METRIC, "Weight of the contrast"),
-            bars("sensitivity", "ndcg@20", "Weight of the contrast"),
-        ],
     }
+    if numbers["sensitivity"]:
+        title = "Weight of the contrast"
+        found["sensitivity"] = [bars("sensitivity", key, title) for key in (METRIC, "ndcg@20")]
+    return found
 
 
 def tables(numbers: Numbers) -> str:
@@ -136,7 +139,8 @@ def tables(numbers: Numbers) -> str:
     parts.append(
         _table("corrupted", {n: {f"{r['kind']} {r['ratio']:g}": r[METRIC] for r in g} for n, g in corrupted.items()})
     )
-    parts += [_table("posterior", numbers["collapse"]), _table("weight of the contrast", numbers["sensitivity"])]
+    last = {"posterior": numbers["collapse"], "weight of the contrast": numbers["sensitivity"]}
+    parts += [_table(head, rows) for head, rows in last.items() if rows]
     return "\n\n".join(parts) + "\n"
 
 

@@ -93,7 +93,7 @@ def optima(log: Log) -> dict[str, np.ndarray]:
     return {
         "p(click): the truth": np.log(truth),
         "clicks (both softmaxes)": clicked,
-        "clicks over impressions, known q(y|x) (IPW)": clicked - np.log(log.policy),
+        "clicks over known propensities (IPW)": clicked - np.log(log.policy),
         "clicks over impressions of the item": clicked - shares[1],
         "clicks over clicks of the item (CLRec)": clicked - shares[0],
     }
@@ -127,16 +127,16 @@ def loop(method: Method, log: Log, setting: Setting, seed: int, rng: np.random.G
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    mean = f"{statistics.mean(values):.{digits}f}"
+    mean = f"{round(statistics.mean(values), digits) + 0.0:.{digits}f}"  # no minus before a zero
     return f"{mean} ({statistics.stdev(values):.{digits}f})" if len(values) > 1 else mean
 
 
 LOOPED = ("full softmax", "IPW, popularity", "CLRec, batch")
 
 
-def run(setting: Setting, seeds: Sequence[int], found: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def run(setting: Setting, seeds: Sequence[int], found: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
     """Adds what is missing to found["measured"], one row a policy, method and seed, and found["looped"], one row a
-    method, seed and round; yields `found` after each method.
+    method, seed and round; yields what each method added.
     """
     measured, looped = found["measured"], found["looped"]
     done = {(row["policy"], row["method"], row["seed"]) for row in measured}
@@ -157,12 +157,13 @@ def run(setting: Setting, seeds: Sequence[int], found: dict[str, Any]) -> Iterat
             if tuple(row.values()) not in done:
                 scores = logits(METHODS[label](logs[name], setting.epochs, seed), logs[name].clicks)
                 measured.append(row | against_truth(scores, logs[name]))
-                yield found
+                yield measured[-1:]
         for label in LOOPED:
             if ("loop", label, seed) not in done:
-                rows = loop(METHODS[label], logs["popularity"], setting, seed, np.random.default_rng((seed, 1)))
-                looped += [{"method": label, "seed": seed, "round": n} | row for n, row in enumerate(rows)]
-                yield found
+                rounds = loop(METHODS[label], logs["popularity"], setting, seed, np.random.default_rng((seed, 1)))
+                rows = [{"method": label, "seed": seed, "round": n} | row for n, row in enumerate(rounds)]
+                looped += rows
+                yield rows
 
 
 def table(measured: Sequence[dict[str, Any]], policy: str) -> str:
@@ -208,7 +209,7 @@ def draw(found: dict[str, Any]) -> bytes:
             rows = [row for row in found["looped"] if row["method"] == label]
             rounds = range(1 + max(row["round"] for row in rows))
             lines[label] = [statistics.mean(row[name] for row in rows if row["round"] == n) for n in rounds]
-        return lambda axes: pictures.curves(axes, lines, "feedback loop", name)
+        return lambda axes: pictures.curves(axes, lines, "feedback loop", name, x="round", first=0)
 
     panels = [left(policy) for policy in POLICIES] + [over_rounds(n) for n in ("head's share", "clicks an impression")]
     return pictures.png(pictures.side_by_side(*panels))
@@ -242,10 +243,10 @@ def main() -> None:
         if earlier["setting"] != found["setting"]:
             parser.error(f"--resume: expected the setting of {path}, {earlier['setting']}, got {found['setting']}")
         found = earlier
-    for now in run(setting, range(args.seeds), found):
-        last = (now["measured"] + now["looped"])[-1]
-        print(", ".join(f"{name} {value}" for name, value in last.items()), flush=True)
-        write_json(path, now)
+    for rows in run(setting, range(args.seeds), found):
+        for row in rows:
+            print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+        write_json(path, found)
     text = page(setting, found)
     write_text(args.output.with_suffix(".md"), text)
     write_bytes(args.output.with_suffix(".png"), draw(found))

@@ -37,12 +37,14 @@ def png(figure: Any) -> bytes:
     return data.getvalue()
 
 
-def curves(axes: Any, values: Mapping[str, Sequence[float]], title: str, label: str) -> None:
-    """One line a name, over epochs from 1."""
+def curves(
+    axes: Any, values: Mapping[str, Sequence[float]], title: str, label: str, x: str = "epoch", first: int = 1
+) -> None:
+    """One line a name, over epochs (or `x`) from `first`."""
     for name, line in values.items():
-        axes.plot(range(1, len(line) + 1), line, marker="o", markersize=3, label=name)
+        axes.plot(range(first, len(line) + first), line, marker="o", markersize=3, label=name)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set(title=title, xlabel="epoch", ylabel=label)
+    axes.set(title=title, xlabel=x, ylabel=label)
     axes.legend(fontsize=8)
 
 

@@ -61,8 +61,12 @@ def group_table(by: str, reports: Mapping[str, Sequence[Mapping[str, Any]]], col
 
 
 def number(column: str, value: float) -> str:
-    """A metric as a reader wants it: counts without decimals, clicks and bits with few, shares with four."""
-    decimals = {"diversity": 0, "popularity": 1, "novelty": 2}.get(column.partition("@")[0], 4)
+    """A metric as a reader wants it: counts without decimals, clicks and bits with few, shares with four.
+
+    >>> number("weekends diversity@10", 310.0)
+    '310'
+    """
+    decimals = {"diversity": 0, "popularity": 1, "novelty": 2}.get(column.partition("@")[0].split()[-1], 4)
     return f"{value:.{decimals}f}"
 
 
