@@ -173,7 +173,7 @@ def test_checkpoint_round_trip_is_exact(model_class, runs, tmp_path):
             assert len(loaded.queue) == len(model.queue) == 48
             assert torch.equal(loaded.queue.keys, model.queue.keys)
             assert torch.equal(loaded.queue.ids, model.queue.ids)
-            pushed = torch.eye(32)[:5]
+            pushed = torch.arange(5.0 * model.queue.dim).reshape(5, -1)
             assert torch.equal(loaded.queue.push(pushed).keys, load(folder).queue.push(pushed).keys)
 
 
