@@ -91,6 +91,7 @@ def with_categories(count: int, options: dict[str, Any]) -> CLRec:
 
 def with_text(count: int, options: dict[str, Any]) -> CLRec:
     model = plain(count, options)
+    # In the place of an ItemEncoder, whose call it has and nothing more.
     model.item = TextItems(count, model.config.dim)  # type: ignore[assignment]
     return model
 

@@ -43,6 +43,7 @@ def chunked(case: Case, x: Inputs) -> Tensor:
 
 def torch_linear(case: Case, x: Inputs) -> Tensor:
     # New in torch 2.13: type checkers that see an older one do not know them.
+    # Unknown to the type stubs of torch before 2.13, which this package supports too.
     options = torch.nn.LinearCrossEntropyOptions()  # type: ignore[attr-defined, unused-ignore]
     return F.linear_cross_entropy(x.query / TEMPERATURE, x.keys, x.target, options=options)  # type: ignore[attr-defined, unused-ignore]
 

@@ -6,16 +6,14 @@ It does what the host code does, dtypes and workspace, so that the same checks r
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_bool, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from compiler import compiler_or_skip
 from torch import Tensor
 
 from fastcl import softplus
@@ -50,9 +48,7 @@ class CChunk(Structure):
 
 def build(folder: Path, flags: Sequence[str] = ("-O2",)) -> Path:
     """Compiles kernels and emulator into a library in `folder`; skips the test where there is no compiler."""
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None:
-        pytest.skip(f"no C++ compiler ({compiler}) here")
+    compiler = compiler_or_skip()
     emulator = ROOT / "tests" / "cuda_emulator"
     sources = [*sorted((ROOT / "csrc" / "cuda").glob("*.cu")), emulator / "bindings.cpp"]
     common = [compiler, "-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Werror", "-DFASTCL_EMULATED", *flags]

@@ -126,6 +126,17 @@ def problems(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = DTYPES) -> Probl
     )
 
 
+# Rows with nothing in their sum: no columns, or all of them out by id or bias.
+WITH_EMPTY_ROWS = (
+    Problem(3, 0, 4, scale="tensor"),
+    Problem(3, 0, 4, F32, F32, bias="finite", ids="few"),
+    Problem(4, 6, 5, F32, F32, bias="all_inf", scale="rows"),
+    Problem(4, 6, 5, BF16, BF16, ids="all_equal", scale="tensor"),
+    Problem(40, 2, 5, F32, F32, ids="few", bias="some_inf", scale="mixed_rows"),
+    Problem(1, 1, 1, F32, F32, ids="all_equal"),
+)
+
+
 def lay_out(x: Tensor, layout: str) -> Tensor:
     """The same values with other strides; "expanded" repeats the first row without storing it again."""
     if layout == "transposed":

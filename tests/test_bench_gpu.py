@@ -100,7 +100,7 @@ def test_precision_is_put_back() -> None:
     assert torch.get_float32_matmul_precision() == before
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and the program would measure it")
 def test_without_a_gpu_it_says_so() -> None:
     command = [sys.executable, "-m", "benchmarks.bench_gpu"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

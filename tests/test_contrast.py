@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import TOLERANCE, assert_budget, assert_contrast, assert_peaked, gradients, leaves, outputs_and_gradients
 from hypothesis import example, given
-from problems import BF16, F16, F32, F64, INPUTS, Problem, problems
+from problems import BF16, F16, F32, F64, INPUTS, WITH_EMPTY_ROWS, Problem, problems
 from torch import Tensor
 
 import fastcl
@@ -55,14 +55,7 @@ def test_mixed_dtypes(isa: str, query_dtype: torch.dtype, key_dtype: torch.dtype
 
 @pytest.mark.parametrize(
     "problem",
-    [
-        Problem(3, 0, 4, scale="tensor"),
-        Problem(3, 0, 4, F32, F32, bias="finite", ids="few"),
-        Problem(4, 6, 5, F32, F32, bias="all_inf", scale="rows"),
-        Problem(4, 6, 5, BF16, BF16, ids="all_equal", scale="tensor"),
-        Problem(40, 2, 5, F32, F32, ids="few", bias="some_inf", scale="mixed_rows"),
-        Problem(1, 1, 1, F32, F32, ids="all_equal"),
-    ],
+    WITH_EMPTY_ROWS,
     ids=lambda p: f"M={p.m} bias={p.bias} ids={p.ids}",
 )
 def test_empty_rows_have_lse_minus_infinity_and_no_gradient(isa: str, problem: Problem) -> None:

@@ -5,12 +5,11 @@ All but the first test compile a lot and are left to `make check`.
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from compiler import compiler_or_skip
 
 ROOT = Path(__file__).resolve().parent.parent
 EMULATOR = ROOT / "tests" / "cuda_emulator"
@@ -25,9 +24,7 @@ BUILDS = {
 
 def compile_and_link(sources: list[Path], build: str, folder: Path, cache: Path, defines: dict[Path, str]) -> Path:
     """The program of these sources; objects without a define of their own are made once in `cache`."""
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None:
-        pytest.skip(f"no C++ compiler ({compiler}) here")
+    compiler = compiler_or_skip()
     objects = []
     for source in sources:
         define = defines.get(source)

@@ -16,7 +16,7 @@ from conftest import TOLERANCE, assert_budget, assert_contrast, gradients, leave
 from emulated import Kernels
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from problems import BF16, DTYPES, F16, F32, F64, INPUTS, Problem, problems
+from problems import BF16, DTYPES, F16, F32, F64, INPUTS, WITH_EMPTY_ROWS, Problem, problems
 from torch import Tensor
 
 from fastcl import reference
@@ -80,15 +80,7 @@ def test_tails(kernels: Kernels, dtype: torch.dtype, n: int, m: int) -> None:
 
 @pytest.mark.parametrize(
     "problem",
-    [
-        Problem(3, 0, 4, scale="tensor"),
-        Problem(3, 0, 4, F32, F32, bias="finite", ids="few"),
-        Problem(4, 6, 5, F32, F32, bias="all_inf", scale="rows"),
-        Problem(4, 6, 5, BF16, BF16, ids="all_equal", scale="tensor"),
-        Problem(4, 6, 300, F16, F16, ids="all_equal", scale="tensor"),
-        Problem(40, 2, 5, F32, F32, ids="few", bias="some_inf", scale="mixed_rows"),
-        Problem(1, 1, 1, F32, F32, ids="all_equal"),
-    ],
+    [*WITH_EMPTY_ROWS, Problem(4, 6, 300, F16, F16, ids="all_equal", scale="tensor")],
     ids=lambda p: f"M={p.m} D={p.d} bias={p.bias} ids={p.ids}",
 )
 def test_empty_rows_have_lse_minus_infinity_and_no_gradient(kernels: Kernels, problem: Problem) -> None:

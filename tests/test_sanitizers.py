@@ -3,12 +3,11 @@
 The default suite runs a few seconds of it; `make check` runs longer, and all builds.
 """
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from compiler import compiler_or_skip
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = [
@@ -24,9 +23,7 @@ BUILDS = {
 
 
 def run(build: str, seconds: int, seed: int, folder: Path) -> None:
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None:
-        pytest.skip(f"no C++ compiler ({compiler}) here")
+    compiler = compiler_or_skip()
     program = folder / "kernels"
     command = [
         compiler,
