@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fastcl.recsys.batching import Packed, Spans, Unclicked, batch_count, bucketed, log_shares, newest, pack
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.layers import POSITIONS, PostBlock
+from fastcl.recsys.layers import POSITIONS, Dropout, PostBlock
 from fastcl.recsys.models.base import Model
 from fastcl.recsys.models.contrastvae_rules import CLEAN, RULES, Sampler, packed
 from fastcl.recsys.models.contrastvae_views import CONTRASTS, RECONSTRUCTIONS, SEQUENCE
@@ -139,7 +139,7 @@ class ContrastVAE(Model):
             self.item = nn.Embedding(len(items) + 2, config.dim, padding_idx=PAD)
             self.position = nn.Embedding(config.max_len, config.dim)
             self.norm = nn.LayerNorm(config.dim, eps=1e-12)
-            self.dropout = nn.Dropout(config.dropout)
+            self.dropout = Dropout(config.dropout)
             self.to_mu, self.to_log_variance, self.decoder = (self._transformer() for _ in range(3))
             for module in self.modules():
                 if isinstance(module, nn.Linear | nn.Embedding):
