@@ -9,16 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 
 import fastcl
 from benchmarks.simulator import World
-from benchmarks.study import epoch
-from fastcl.recsys import CLRec, MultiCLRec
-from fastcl.recsys.data import Histories
+from fastcl.recsys import CLRec, MultiCLRec, loop
+from fastcl.recsys.data import Cases, Histories, Split
 from fastcl.recsys.models import Model
 from fastcl.recsys.models.clrec import Batch, CLRecConfig
 from fastcl.recsys.models.clrec_objectives import Objective, Pairs
+from fastcl.recsys.state import Progress, Settings
 
 
 class Log(NamedTuple):
@@ -35,14 +34,14 @@ Method = Callable[[Log, int, int], Model]  # of a log, epochs and a seed
 
 def trained(model: Model, clicks: Histories, epochs: int, seed: int) -> Model:
     """By Adam with a falling learning rate; no epoch is chosen, since what there is to choose by is biased too."""
-    rng = np.random.default_rng(seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=model.config.lr, betas=(0.9, 0.98), fused=True)
-    steps = epochs * model.steps(clicks)
-    schedule = LambdaLR(optimizer, lambda step: 1.0 - step / steps)
+    none = np.empty(0, np.int64)
+    cases = Cases(none, clicks.take(none), none)
+    split = Split(model.items, (), clicks, cases, cases, np.bincount(clicks.item, minlength=len(model.items) + 1))
+    run = loop.new_run(model, split, Settings(epochs, model.config.lr, seed=seed))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for _ in range(epochs):
-            epoch(model, clicks, optimizer, schedule, rng)
+        for epoch in range(epochs):
+            loss = sum(loop.epoch(run).values())
+            run.progress = Progress([*run.progress.history, {"epoch": epoch + 1, "loss": loss}])
     return model.eval()
 
 

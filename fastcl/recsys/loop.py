@@ -1,5 +1,5 @@
-"""One epoch of training: batches into optimiser steps, with a falling learning rate, mixed precision, several batches a
-step and several processes.
+"""One epoch of training: batches into optimiser steps, with a learning rate that falls or what the caller makes of it,
+mixed precision, several batches a step and several processes.
 
 It knows models only through `batches`, `steps`, `targets`, `parts` and `after_step`; no validation, no files.
 """
@@ -27,7 +27,9 @@ T = TypeVar("T")
 
 @dataclass
 class Run:
-    """A training under way. folder: None where nothing is written."""
+    """A training under way. folder: None where nothing is written. rate: of the share of the planned steps that are
+    done, the learning rate as a share of the first one.
+    """
 
     model: Model
     split: Split
@@ -35,6 +37,7 @@ class Run:
     folder: Path | None
     optimizer: torch.optim.Adam
     progress: Progress
+    rate: Callable[[float], float]
 
     @property
     def steps(self) -> int:
@@ -42,13 +45,24 @@ class Run:
         return -(-self.model.steps(self.split.train) // self.settings.accumulate)
 
 
-def new_run(model: Model, split: Split, settings: Settings, folder: Path | None) -> Run:
-    # beta2 = 0.98 as in the code of both papers: rarely clicked items move too far under 0.999.
-    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, betas=(0.9, 0.98), fused=True)
-    return Run(model, split, settings, folder, optimizer, Progress())
+def falling(done: float) -> float:
+    return 1.0 - done
 
 
-def epoch(run: Run, save: Callable[[], None], label: str) -> dict[str, float]:
+def new_run(
+    model: Model,
+    split: Split,
+    settings: Settings,
+    folder: Path | None = None,
+    betas: tuple[float, float] = (0.9, 0.98),
+    rate: Callable[[float], float] = falling,
+) -> Run:
+    """beta2 = 0.98 as in the code of both papers: rarely clicked items move too far under 0.999."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, betas=betas, fused=True)
+    return Run(model, split, settings, folder, optimizer, Progress(), rate)
+
+
+def epoch(run: Run, save: Callable[[], None] = lambda: None, label: str = "") -> dict[str, float]:
     """The rest of the epoch that `run.progress` stands in; returns the mean over its steps of each part of the loss.
 
     save: called between two steps once `save_every` seconds have passed since the last time. label: of the bar on a
@@ -70,7 +84,7 @@ def epoch(run: Run, save: Callable[[], None], label: str) -> dict[str, float]:
     for group in _bar(groups, steps, progress.step, label):
         done = (number - 1) * steps + progress.step
         for options in run.optimizer.param_groups:
-            options["lr"] = settings.lr * (1.0 - done / (settings.epochs * steps))
+            options["lr"] = settings.lr * run.rate(done / (settings.epochs * steps))
         total += step(run, group)
         progress.step += 1
         late = time.perf_counter() - saved >= settings.save_every
