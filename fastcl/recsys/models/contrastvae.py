@@ -32,7 +32,7 @@ class ContrastVAEConfig:
     """dim must be a multiple of heads; blocks is the depth of each of the three Transformers; `batch` counts windows
     of at most max_len clicks.
 
-    positions: counted from the "newest" click or the "oldest" one.
+    positions: counted from the "newest" click or the "oldest" one; with compat from the newest.
     augment: what makes the second view: any of "crop", "mask", "reorder" (one of those given at random a sequence, the
         paper's DA), "dropout" (MA), "variational" (VA); together they combine; () is AVAE: one view, no contrast.
     alpha: of VA, "scalar", "dimension" or "position". sigma_dropout: of MA and DA in the authors' program only.
