@@ -55,7 +55,7 @@ def nt_xent(
     view1, view2 = normalized_together(view1, view2)
     both, partner = torch.cat([view1, view2]), torch.cat([view2, view1])
     # One id a sample leaves out the anchor itself and its partner, which comes back as the positive.
-    ids = torch.arange(len(view1), device=view1.device).repeat(2)
+    ids = torch.arange(len(both), device=both.device).remainder_(len(view1))
     return infonce(
         both, partner, both, temperature, reduction, normalize=False, ids=ids, negative_ids=ids, weight=weight
     )

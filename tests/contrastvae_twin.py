@@ -30,7 +30,8 @@ def histories(rows: int = 30, seed: int = 0, longest: int = 15) -> Histories:
 
 
 def model(seed: int = 1, **options) -> ContrastVAE:
-    return ContrastVAE(items(), seed=seed, **{**SMALL, **options})
+    fixed = {"positions": "newest"} if options.get("compat") == "paper-code" else {}
+    return ContrastVAE(items(), seed=seed, **{**SMALL, **fixed, **options})
 
 
 def one_batch(net: ContrastVAE, data: Histories, seed: int = 0) -> tuple[View, ...]:
@@ -55,7 +56,8 @@ def through(blocks, x, allowed):
 
 
 def embedded(net, sequence):
-    return net.norm(net.item.weight[sequence] + net.position.weight[: len(sequence)])
+    position = net.position.weight[: len(sequence)]
+    return net.norm(net.item.weight[sequence] + (position.flip(0) if net.config.positions == "newest" else position))
 
 
 def log_sigmoid(x):

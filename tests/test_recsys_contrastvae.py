@@ -57,6 +57,7 @@ def test_the_default_is_contrastive_and_the_authors_program_has_its_own_defaults
         ({"positions": "last"}, "positions: expected one of oldest, newest, got 'last'"),
         ({"alpha": "item"}, "alpha: expected one of scalar, dimension, position, got 'item'"),
         ({"compat": "tf"}, "compat: expected one of none, paper-code, got 'tf'"),
+        ({"compat": "paper-code", "positions": "oldest"}, 'positions: expected "newest" with compat='),
         ({"reconstruction": "mse"}, "reconstruction: expected one of bce, sampled, softmax, got 'mse'"),
         ({"contrast": "moco"}, "contrast: expected one of infonce, dcl, mine_plus, nt_xent, got 'moco'"),
         ({"kl_weight": -1.0}, "kl_weight: expected at least 0"),
@@ -174,9 +175,10 @@ def test_no_later_click_changes_an_earlier_state(compat):
     net = model(seed=2, heads=2, compat=compat).eval()
     states = []
     for row in ([1, 2, 3, 4, 5], [1, 2, 3, 30, 31]):
-        item, clicks, allowed = net._newest(Histories.from_lists([row]))
-        mu, log_variance = net.posterior(item, clicks, allowed)
-        states.append(torch.cat([mu, log_variance, net.decode(mu, clicks, allowed)], 1)[-5:])
+        (view, *_) = one_batch(net, Histories.from_lists([[*row, 6]]))
+        mu, log_variance = net.posterior(view.item, view.clicks, net.rules.attention(view.clicks, view.item))
+        real = view.item != 0
+        states.append(torch.cat([mu[real], log_variance[real], net.decode(mu[real], view.real)], 1))
     assert torch.equal(states[0][:3], states[1][:3])
     assert (states[0][3:] != states[1][3:]).any(1).all()
 
@@ -203,13 +205,14 @@ def test_packed_rows_equal_single_ones(compat):
     torch.testing.assert_close(net.encode(data), net.encode(data.last(7)), atol=0, rtol=0)
 
 
-def test_packed_equals_padded():
-    """The same rows as one padded block with a padding mask, as the authors lay them out (but positions from the
-    oldest click): states, KL and pooled z agree.
+@pytest.mark.parametrize("compat", ["none", "paper-code"])
+def test_packed_equals_padded(compat):
+    """The same rows as one padded block with a padding mask, as the authors lay them out (padding behind the clicks,
+    though): states agree.
     """
-    net = model(seed=3, heads=2, blocks=2).eval()
+    net = model(seed=3, heads=2, blocks=2, compat=compat).eval()
     data = histories(longest=7)
-    item, clicks, _ = net._newest(data)
+    item, clicks = net._newest(data)
     mu, log_variance = net.posterior(item, clicks, None)
     width = clicks.width
     block = torch.zeros(len(data), width, dtype=torch.int64)
@@ -218,14 +221,26 @@ def test_packed_equals_padded():
     causal_mask = torch.ones(width, width).triu(1).bool()
     for row in range(len(data)):
         allowed = (causal_mask | (block[row] == 0)) * -10000.0
-        x = embedded(net, block[row])
         real = block[row] != 0
+        x = torch.zeros(width, net.config.dim).index_copy(0, real.nonzero()[:, 0], embedded(net, block[row][real]))
         wide = through(net.to_mu, x, allowed), through(net.to_log_variance, x, allowed)
         here = clicks.row == row
         torch.testing.assert_close(mu[here], wide[0][real], atol=1e-5, rtol=0)
         torch.testing.assert_close(log_variance[here], wide[1][real], atol=1e-5, rtol=0)
         decoded = through(net.decoder, wide[0], allowed)[real]
-        torch.testing.assert_close(net.decode(mu, clicks, None)[here], decoded, atol=1e-5, rtol=0)
+        torch.testing.assert_close(net.decode(mu, clicks)[here], decoded, atol=1e-5, rtol=0)
+
+
+def test_paper_code_serves_the_states_it_trains():
+    """Padding is laid out in training alone, where no click sees it."""
+    net = model(seed=3, heads=2, blocks=2, compat="paper-code", augment=(), batch=64).eval()
+    (view,) = one_batch(net, histories(longest=12))
+    rows = view.item[view.item != 0].split(view.real.length.tolist())
+    inputs = Histories.from_lists([row.tolist() for row in rows])
+    trained = net.posterior(view.item, view.clicks, net.rules.attention(view.clicks, view.item))
+    item, clicks = net._newest(inputs)
+    for padded, served in zip(trained, net.posterior(item, clicks, None), strict=True):
+        torch.testing.assert_close(padded[view.item != 0], served, atol=1e-5, rtol=0)
 
 
 def test_diagnostics_are_means_over_real_positions():
@@ -234,10 +249,9 @@ def test_diagnostics_are_means_over_real_positions():
         net = model(seed=3, compat=compat).eval()
         values = []
         for row in range(len(data)):
-            item, clicks, allowed = net._newest(data.take(np.array([row])))
-            mu, log_variance = net.posterior(item, clicks, allowed)
-            real = item != 0
-            values.append(torch.stack([kl_by_hand(mu, log_variance), log_variance.exp().mean(1)], 1)[real])
+            item, clicks = net._newest(data.take(np.array([row])))
+            mu, log_variance = net.posterior(item, clicks, None)
+            values.append(torch.stack([kl_by_hand(mu, log_variance), log_variance.exp().mean(1)], 1))
         kl, variance = torch.cat(values).mean(0).tolist()
         found = net.diagnostics(data)
         assert math.isclose(found["kl"], kl, rel_tol=1e-4)

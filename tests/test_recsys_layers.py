@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 import torch.nn.functional as F
 
-from fastcl.recsys.layers import GELU
+from fastcl.recsys.layers import GELU, Dropout
 
 TRACED = """
 import torch
@@ -43,3 +44,38 @@ def test_gelu_compiles_no_kernel_for_each_length() -> None:
         assert onednn_kernels("torch.nn.GELU()") > 0
     torch.testing.assert_close(GELU()(x), F.gelu(x))
     assert GELU()(x).is_contiguous()
+
+
+@pytest.mark.parametrize("shape", [(1_000, 37), (7,), (3, 5, 11)])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_dropout_keeps_the_share_and_the_mean(shape: tuple[int, ...], rate: float) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape, requires_grad=True)
+    seen, counted = torch.zeros(shape), 200 if len(shape) == 2 else 5_000
+    for _ in range(counted):
+        y = Dropout(rate)(x)
+        (slope,) = torch.autograd.grad(y.sum(), x)
+        assert torch.equal(y, x * slope)
+        scale = slope.max()
+        assert torch.equal(slope, torch.where(slope == 0, 0.0, scale))
+        seen += slope != 0
+    share = round((1 - rate) * 2**16) / 2**16
+    torch.testing.assert_close(scale, torch.tensor(1 / share))
+    error = (share * (1 - share) / counted) ** 0.5
+    assert abs(seen / counted - share).max() < 6 * error  # each element, of up to 37,000
+    assert abs(float(seen.mean() / counted) - share) < 6 * error / x.numel() ** 0.5
+    neighbours = (seen[..., 1:] - counted * share) * (seen[..., :-1] - counted * share)  # counts, nearly normal
+    assert abs(float(neighbours.mean())) < 6 * counted * share * (1 - share) / neighbours.numel() ** 0.5
+
+
+def test_dropout_repeats_by_seed_and_does_nothing_else() -> None:
+    x, layer = torch.randn(9, 10), Dropout(0.3)
+    torch.manual_seed(1)
+    first, later = layer(x), layer(x)
+    torch.manual_seed(1)
+    assert torch.equal(first, layer(x))
+    assert not torch.equal(first, later)
+    assert torch.equal(layer.eval()(x), x)
+    assert torch.equal(Dropout(0.0)(x), x)
+    assert not Dropout(1.0)(x).any()
+    assert layer.train()(x.bfloat16()).dtype is torch.bfloat16

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import fastcl
 from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, newest, pack, windows
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.layers import GELU, PostBlock
+from fastcl.recsys.layers import GELU, Dropout, PostBlock
 from fastcl.recsys.models.base import Model
 from fastcl.recsys.options import above, at_least, between, one_of
 
@@ -127,7 +127,7 @@ class BERT4Rec(Model):
             self.item = nn.Embedding(len(items) + 2, config.dim, padding_idx=PAD)
             self.position = nn.Embedding(config.max_len, config.dim)
             self.norm = nn.LayerNorm(config.dim, eps=1e-12)
-            self.dropout = nn.Dropout(config.dropout)
+            self.dropout = Dropout(config.dropout)
             self.blocks = nn.ModuleList(
                 PostBlock(config.dim, config.heads, config.dropout, config.attention_dropout)
                 for _ in range(config.blocks)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fastcl.recsys.batching import Packed, Spans, prefixes, windows
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.layers import CausalBlock, MultiAtt, WeightedHeads
+from fastcl.recsys.layers import CausalBlock, Dropout, MultiAtt, WeightedHeads
 
 SHORT = 0.02  # standard deviation of an embedding at the start
 
@@ -91,7 +91,7 @@ class UserEncoder(nn.Module, ABC):
     def __init__(self, config: CLRecConfig) -> None:
         super().__init__()
         self.position = nn.Embedding(config.max_len, config.dim)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     @staticmethod
     def check(config: CLRecConfig) -> None:

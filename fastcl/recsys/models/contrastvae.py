@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fastcl.recsys.batching import Packed, Spans, Unclicked, batch_count, bucketed, log_shares, newest
+from fastcl.recsys.batching import Packed, Spans, Unclicked, batch_count, bucketed, log_shares, newest, pack
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.layers import POSITIONS, PostBlock
+from fastcl.recsys.layers import POSITIONS, Dropout, PostBlock
 from fastcl.recsys.models.base import Model
-from fastcl.recsys.models.contrastvae_rules import CLEAN, RULES, Sampler
+from fastcl.recsys.models.contrastvae_rules import CLEAN, RULES, Sampler, packed
 from fastcl.recsys.models.contrastvae_views import CONTRASTS, RECONSTRUCTIONS, SEQUENCE
 from fastcl.recsys.options import above, at_least, between, one_of
 
@@ -84,6 +84,8 @@ class ContrastVAEConfig:
         one_of(CONTRASTS, "contrast", self.contrast)
         one_of(TEMPERATURES, "temperature_is", self.temperature_is)
         one_of(RULES, "compat", self.compat)
+        if self.compat != "none" and self.positions != "newest":
+            raise ValueError(f'positions: expected "newest" with compat={self.compat!r}, got {self.positions!r}')
         if self.dim % self.heads:
             raise ValueError(f"dim: expected a multiple of heads={self.heads}, got {self.dim}")
 
@@ -93,7 +95,8 @@ class View(NamedTuple):
     has).
     """
 
-    clicks: Packed
+    clicks: Packed  # all positions
+    real: Packed  # those that are clicks; the same where nothing is padded
     item: Tensor  # int64 [n], 0..I+1 (I+1: covered)
     target: Tensor  # int64 [n], 0..I
     negative: Tensor  # int64, what the reconstruction draws
@@ -136,7 +139,7 @@ class ContrastVAE(Model):
             self.item = nn.Embedding(len(items) + 2, config.dim, padding_idx=PAD)
             self.position = nn.Embedding(config.max_len, config.dim)
             self.norm = nn.LayerNorm(config.dim, eps=1e-12)
-            self.dropout = nn.Dropout(config.dropout)
+            self.dropout = Dropout(config.dropout)
             self.to_mu, self.to_log_variance, self.decoder = (self._transformer() for _ in range(3))
             for module in self.modules():
                 if isinstance(module, nn.Linear | nn.Embedding):
@@ -168,9 +171,10 @@ class ContrastVAE(Model):
             log_variance = block(log_variance, clicks, mask)
         return mu, log_variance
 
-    def decode(self, z: Tensor, clicks: Packed, mask: Tensor | None) -> Tensor:
+    def decode(self, z: Tensor, clicks: Packed) -> Tensor:
+        """Of real clicks alone, [n, D] -> [n, D]: no state at one depends on padding, and none at padding is used."""
         for block in self.decoder:
-            z = block(z, clicks, mask)
+            z = block(z, clicks)
         return z
 
     @property
@@ -183,10 +187,10 @@ class ContrastVAE(Model):
 
     def encode(self, histories: Histories) -> Tensor:
         """[B, D], the decoder's state at the newest click of each history."""
-        item, clicks, mask = self._newest(histories)
-        mu, log_variance = self.posterior(item, clicks, mask)
+        item, clicks = self._newest(histories)
+        mu, log_variance = self.posterior(item, clicks, None)
         z = self._sampler(0)(mu, (0.5 * log_variance).exp(), 1.0, self.config.sigma_dropout, self.training)
-        return self.decode(z, clicks, mask)[clicks.last]
+        return self.decode(z, clicks)[clicks.last]
 
     def logits(self, histories: Histories) -> Tensor:
         """float32 [B, I+2], inner products with every row of the table: padding, items, the mask token."""
@@ -204,12 +208,11 @@ class ContrastVAE(Model):
         kl, variance, count = 0.0, 0.0, 0
         for start in range(0, len(histories), 256):
             rows = np.arange(start, min(start + 256, len(histories)))
-            item, clicks, mask = self._newest(histories.take(rows))
-            mu, log_variance = self.posterior(item, clicks, mask)
-            real = item != PAD
-            kl += divergence(mu, log_variance)[real].double().sum().item()
-            variance += log_variance[real].exp().mean(-1).double().sum().item()
-            count += int(real.sum())
+            item, clicks = self._newest(histories.take(rows))
+            mu, log_variance = self.posterior(item, clicks, None)
+            kl += divergence(mu, log_variance).double().sum().item()
+            variance += log_variance.exp().mean(-1).double().sum().item()
+            count += len(item)
         return {"kl": kl / count, "variance": variance / count}
 
     def loss(self, batch: tuple[View, ...]) -> Tensor:
@@ -227,7 +230,7 @@ class ContrastVAE(Model):
             z = self._sampler(nth)(mu, (0.5 * log_variance).exp(), alpha, config.sigma_dropout, self.training)
             real = view.target != PAD
             reconstruction = reconstruction + RECONSTRUCTIONS[config.reconstruction].loss(
-                self.decode(z, clicks, mask)[real], self.item_vectors(), view.target[real], view.negative, self.bias
+                self.decode(z[real], view.real), self.item_vectors(), view.target[real], view.negative, self.bias
             )
             kl = kl + divergence(mu, log_variance).mean()
             total = z.new_zeros(len(clicks.length), config.dim).index_add(0, clicks.row, z)
@@ -286,15 +289,17 @@ class ContrastVAE(Model):
         rng: np.random.Generator,
     ) -> View:
         clicks = self.rules.lay(lengths, self.config.max_len, self.device)
+        real = packed(lengths, self.config.max_len, self.device)
         draw = RECONSTRUCTIONS[self.config.reconstruction].draw
         negative = draw(unclicked, np.repeat(row, lengths), len(self.items), self.config.samples, rng)
-        return View(clicks, self._placed(item, clicks), self._placed(target, clicks), self.tensor(negative))
+        return View(clicks, real, self._placed(item, clicks), self._placed(target, clicks), self.tensor(negative))
 
-    def _newest(self, histories: Histories) -> tuple[Tensor, Packed, Tensor | None]:
-        spans = newest(histories, self.config.max_len)
-        clicks = self.rules.lay(spans.stop - spans.start, self.config.max_len, self.device)
-        item = self._placed(histories.last(self.config.max_len).item, clicks)
-        return item, clicks, self.rules.attention(clicks, item)
+    def _newest(self, histories: Histories) -> tuple[Tensor, Packed]:
+        """Without padding, under any rules: what they do with it costs training something, but changes no state of a
+        click.
+        """
+        clicks = pack(newest(histories, self.config.max_len), self.device)
+        return self.tensor(histories.item[clicks.source]), clicks
 
     def _placed(self, values: np.ndarray, clicks: Packed) -> Tensor:
         """The values of the real clicks where `clicks` has them, 0 at padding."""

@@ -163,7 +163,7 @@ PAPER_CODE = Rules(
     options={
         "dim": 128,
         "heads": 4,
-        "positions": "oldest",  # of max_len, padding included, so that the newest click always has the same
+        "positions": "newest",  # theirs count from the oldest of max_len positions, padding included: the same reversed
         "dropout": 0.3,
         "batch": 256,
         "reconstruction": "bce",

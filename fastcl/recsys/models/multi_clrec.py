@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fastcl.normalize import normalized
 from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, newest, pack, prefixes, time_buckets
 from fastcl.recsys.data import Histories, Items
+from fastcl.recsys.layers import Dropout
 from fastcl.recsys.models.base import Model
 from fastcl.recsys.models.clrec import UNITS, Batch, CLRecConfig, check_unit, cuts_in
 from fastcl.recsys.models.clrec_encoders import initialise
@@ -151,7 +152,7 @@ class MultiCLRec(Model):
             self.item = CategoryItems(items, self.category, dim, hidden)
             self.position = nn.Embedding(config.max_len, dim)
             self.bucket = nn.Embedding(len(config.time_cuts) + 1, dim) if config.time_cuts else None
-            self.dropout = nn.Dropout(config.dropout)
+            self.dropout = Dropout(config.dropout)
             self.importance = mlp((4 if config.time_cuts else 3) * dim, hidden, 1)
             self.prototype, self.beta = (nn.Embedding(config.intents, dim) for _ in range(2))
             self.intention = mlp(2 * dim, hidden, dim)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import fastcl
 from fastcl.recsys.batching import Packed, Spans, Unclicked, batch_count, bucketed, log_shares, newest, pack, windows
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.layers import POSITIONS, CausalBlock
+from fastcl.recsys.layers import POSITIONS, CausalBlock, Dropout
 from fastcl.recsys.models.base import Model
 from fastcl.recsys.options import above, at_least, between, one_of
 
@@ -107,7 +107,7 @@ class SASRec(Model):
             torch.manual_seed(seed)
             self.item = nn.Embedding(len(items) + 1, config.dim, padding_idx=PAD)
             self.position = nn.Embedding(config.max_len, config.dim)
-            self.dropout = nn.Dropout(config.dropout)
+            self.dropout = Dropout(config.dropout)
             self.blocks = nn.ModuleList(
                 CausalBlock(config.dim, config.heads, config.dropout) for _ in range(config.blocks)
             )
