@@ -105,6 +105,8 @@ struct Kernels {
   int64_t panel_width;    // columns per register tile: the unit in which columns are split
   int64_t strip_columns;  // columns between two rounds of values
   int64_t cell_elements;  // of the weights of one tile
+  // Kept weights: at least those of so many rows, in at most so many bytes; else similarities are computed again.
+  int64_t least_kept_rows, kept_bytes;
   int64_t (*panel_elements)(int64_t features);
   int64_t (*out_stride)(int64_t features);  // features with the extra one
   int64_t (*scratch_elements)(const Pass<T>&, const Part<T>&);

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fastcl.fallback import compute_dtype
 from fastcl.losses import infonce
-from fastcl.normalize import normalized, normalized_together
+from fastcl.normalize import normalized
 from fastcl.ops import contrast
 from fastcl.rows import (
     check_reduction,
@@ -52,8 +52,8 @@ def nt_xent(
     """
     check_tensor("view1", view1, ("B", "D"), least=1)
     check_tensor("view2", view2, tuple(view1.shape), view1.device)
-    view1, view2 = normalized_together(view1, view2)
-    both, partner = torch.cat([view1, view2]), torch.cat([view2, view1])
+    both = normalized(torch.cat([view1, view2]))
+    partner = both.roll(len(view1), 0)
     # One id a sample leaves out the anchor itself and its partner, which comes back as the positive.
     ids = torch.arange(len(both), device=both.device).remainder_(len(view1))
     return infonce(

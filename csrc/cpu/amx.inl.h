@@ -22,6 +22,8 @@ struct Amx {
   static constexpr int64_t kRows = 32, kColumns = 32, kCell = kRows * kColumns;
   static constexpr int64_t kStrip = 128;  // the parts of a tile's weights fit the first-level cache
   static constexpr bool kRaw = true;      // factors never touch the data: it would need more parts
+  // Similarities cost so little here that computing them again beats reading weights back from far away.
+  static constexpr int64_t kLeastKeptRows = 256, kKeptBytes = 12 << 20;
 
   static int64_t steps(int64_t count) { return (count + 31) / 32; }
   static int64_t whole_panels(int64_t features) { return steps(features) * kColumns; }

@@ -53,7 +53,7 @@ class Driver {
   // Whether `run_with_columns` has room for the weights of whole rows.
   bool can_keep(const Pass<T>& pass) const {
     return panels_of(pass) >= kLeastKeptPanels &&
-           kLeastKeptRows * panels_of(pass) * k_.panel_width * int64_t{sizeof(T)} <= kKeptBytes;
+           k_.least_kept_rows * panels_of(pass) * k_.panel_width * int64_t{sizeof(T)} <= k_.kept_bytes;
   }
 
   // A forward pass that also sums over rows: out[j] = sum_i factor_i * share_ij * values_i, and out_extra[j] the same of
@@ -74,9 +74,7 @@ class Driver {
   static constexpr int64_t kLeastPanels = 8;       // a part of the columns has at least so many
   static constexpr int64_t kLeastKeptPanels = 2;   // the same where weights are kept, and nothing else is to be had
   static constexpr int64_t kMostRows = 384;        // of a block: beyond, the values in cache are reused enough
-  static constexpr int64_t kLeastKeptRows = 48;    // fewer, and column sums cost more memory traffic than they save
   static constexpr int64_t kEnoughKeptRows = 256;  // with these, it hardly matters that weights leave the cache
-  static constexpr int64_t kKeptBytes = 32 << 20;
 
   // What the parts of one block know of its rows.
   class Rows {
@@ -142,7 +140,7 @@ class Driver {
     const int64_t columns = std::max(kept * k_.panel_width, k_.strip_columns);
     const int64_t per_row = (2 * pass.features + columns + 64) * int64_t{sizeof(T)};
     const int64_t least = kept != 0
-                              ? std::min(kKeptBytes / (pass.columns.count * int64_t{sizeof(T)} + 1), kEnoughKeptRows)
+                              ? std::min(k_.kept_bytes / (pass.columns.count * int64_t{sizeof(T)} + 1), kEnoughKeptRows)
                               : 8 * k_.tile_rows;
     const int64_t room = kept != 0 ? cache_bytes() : cache_bytes() / 2;
     const int64_t rows = std::clamp(room / per_row, std::min(least, kMostRows), kMostRows);

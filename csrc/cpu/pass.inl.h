@@ -290,6 +290,8 @@ constexpr Kernels<typename P::T> table(const Kernels<typename P::T>* any = nullp
           P::kColumns,
           P::kStrip,
           P::kCell,
+          P::kLeastKeptRows,
+          P::kKeptBytes,
           P::panel_elements,
           P::whole_panels,
           scratch_elements<P>,

@@ -16,8 +16,10 @@ struct Fma {
       FASTCL_TILE_ROWS;  // with two vectors of columns, the tile that just fits the registers
   static constexpr int64_t kColumns = 2 * kLanes<T>;
   static constexpr int64_t kCell = kRows * kColumns;
-  static constexpr int64_t kStrip = 256;  // columns between two rounds of values
-  static constexpr bool kRaw = false;     // packed operands carry their factors
+  static constexpr int64_t kStrip = 256;         // columns between two rounds of values
+  static constexpr bool kRaw = false;            // packed operands carry their factors
+  static constexpr int64_t kLeastKeptRows = 48;  // fewer, and column sums cost more memory traffic than they save
+  static constexpr int64_t kKeptBytes = 32 << 20;
   using Tile = Vec<T>[kRows][2];
 
   static int64_t whole_panels(int64_t features) { return (features + kColumns - 1) / kColumns * kColumns; }
