@@ -116,10 +116,13 @@ def table(manifest: dict[str, Any], done: list[dict[str, Any]]) -> str:
 
 def drawn(manifest: dict[str, Any], done: list[dict[str, Any]]) -> bytes | None:
     """CLRec's figure 4 and what its diversity costs, of the first seed of every row that ran; None before any did."""
-    labels = {run["id"]: run["label"] for run in runs(manifest)}  # those in the results may be of an earlier manifest
+    found = {run["id"]: run for run in done}
     panels: list[pictures.Draw] = []
     for data in manifest["paper"]:
-        rows = {labels[run["id"]]: run for run in reversed(done) if run["data"] == data and run["id"] in labels}
+        rows: dict[str, dict[str, Any]] = {}
+        for run in runs(manifest):
+            if run["data"] == data and run["id"] in found:
+                rows.setdefault(run["label"], found[run["id"]])
         clicks = [run["train clicks"] for run in rows.values() if "train clicks" in run]
         if clicks:
             shares = {"train clicks": clicks[0]} | {label: run["impressions"] for label, run in rows.items()}
