@@ -3,6 +3,7 @@
 Everything here is also right for a process that is alone, without torch.distributed. No training, no files.
 """
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fastcl.recsys.options import at_least
+
+_groups = itertools.count()  # that this process has joined: their names in the store
 
 
 @contextmanager
@@ -40,13 +43,28 @@ def processes(device: str) -> Iterator[torch.device]:
     if not launched or dist.is_initialized():
         yield torch.device(place)
         return
+    store, own, size = next(dist.rendezvous("env://"))
     # Rank 0 may read a large log or score all validation cases while the others wait.
-    dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timedelta(hours=2))
+    patience = timedelta(hours=2)
+    backend = "nccl" if device == "cuda" else "gloo"
+    group = f"fastcl/{next(_groups)}"
+    shared = dist.PrefixStore(group, store)
+    dist.init_process_group(backend, store=shared, rank=own, world_size=size, timeout=patience)
     try:
         yield torch.device(place)
-        wait()  # gloo may abort a process that ends while another still uses the group
+        wait()
+        _leave(store, group, size)
     finally:
         dist.destroy_process_group()
+
+
+def _leave(store: dist.Store, group: str, size: int) -> None:
+    """Until every process is out of its last collective: gloo may abort one whose peer ends the group meanwhile, which
+    a barrier, being a collective itself, cannot prevent. The store is torchrun's and outlives them all.
+    """
+    if store.add(f"{group}/left", 1) == size:
+        store.set(f"{group}/empty", "")
+    store.wait([f"{group}/empty"])
 
 
 def rank() -> int:
