@@ -171,11 +171,11 @@ def test_the_shift_trains_on_weekdays_before_and_tests_after() -> None:
             later = [
                 (time, item)
                 for time, item, day in zip(log.time[mine], log.item[mine], weekday(log.time[mine]), strict=True)
-                if day.weekday() in days and time >= split.report.at  # type: ignore[union-attr]
+                if day.weekday() in days and time >= split.report.at
             ]
             assert cases.target[n] == later[0][1]
     # The same users have the same history, which ends before the test period.
     both, first, second = np.intersect1d(split.test.user, weekends.user, return_indices=True)
     assert len(both) > 1000
     np.testing.assert_array_equal(split.test.history.take(first).item, weekends.history.take(second).item)
-    assert split.test.history.time.max() < split.report.at  # type: ignore[union-attr]
+    assert split.test.history.time.max() < split.report.at

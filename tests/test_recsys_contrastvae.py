@@ -294,6 +294,19 @@ def test_seeds_repeat_bit_for_bit():
     assert not torch.equal(one["item.weight"], other["item.weight"])
 
 
+def test_a_plan_reaches_the_optimiser(tmp_path):
+    split = memory()
+    plans = (Plan(2, 2), Plan(2, 2, schedule="constant"), Plan(2, 2, betas=(0.9, 0.999)))
+    ends = []
+    for nth, plan in enumerate(plans):
+        net = ContrastVAE(split.items, seed=0, dim=16, batch=16)
+        train(net, plan, 0, split, tmp_path / str(nth), lambda log: None)
+        ends.append(net.item.weight.detach())
+    falling, constant, slower = ends
+    assert not torch.equal(falling, constant)
+    assert not torch.equal(falling, slower)
+
+
 @pytest.mark.parametrize("schedule", ["falling", "constant"])
 def test_a_study_goes_on_where_it_stopped(schedule, tmp_path):
     split = memory()

@@ -136,7 +136,7 @@ def test_cost_of_contrastvae_is_measured(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.bench_contrastvae", str(tmp_path), "--only", "Office"]
     subprocess.run([*command, "--output", str(tmp_path / "cost")], cwd=ROOT, check=True)
     found = json.loads((tmp_path / "cost.json").read_text())
-    assert len(found["epoch"]) == 5
+    assert len(found["epoch"]) == 6
     assert all(row["CPU s"] > 0 for row in found["epoch"])
     assert found["memory"][0]["peak MB"] > 0
     assert "clean, full softmax" in (tmp_path / "cost.md").read_text()
