@@ -72,12 +72,12 @@ def bars(axes: Any, values: Mapping[str, float], title: str, label: str) -> None
 
 
 def points(axes: Any, values: Mapping[str, tuple[float, float]], title: str, x: str, y: str) -> None:
-    """One named point for each pair of numbers."""
+    """One point a name, for each pair of numbers."""
     for name, (left, up) in values.items():
         axes.plot(left, up, "o", label=name)
-        axes.annotate(name, (left, up), xytext=(4, 4), textcoords="offset points", fontsize=8)
-    axes.margins(0.25)
+    axes.margins(0.1)
     axes.set(title=title, xlabel=x, ylabel=y)
+    axes.legend(fontsize=8)
 
 
 def groups(axes: Any, reports: Mapping[str, Sequence[Mapping[str, Any]]], metric: str, title: str, label: str) -> None:
