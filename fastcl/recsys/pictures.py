@@ -37,6 +37,11 @@ def png(figure: Any) -> bytes:
     return data.getvalue()
 
 
+def _marker(nth: int) -> str:
+    """There are ten colours: every ten names it is another one."""
+    return "osvD"[nth // 10 % 4]
+
+
 def curves(
     axes: Any, values: Mapping[str, Sequence[float]], title: str, label: str, x: str = "epoch", first: int = 1
 ) -> None:
@@ -53,8 +58,8 @@ def impressions(axes: Any, shares: Mapping[str, Sequence[float]], title: str) ->
     one grey."""
     first, *others = shares  # what the others are held against: grey, so that a name has one colour in all pictures
     axes.plot(shares[first], color="gray", linestyle="--", marker="o", markersize=3, label=first)
-    for name in others:
-        axes.plot(shares[name], marker="o", markersize=3, label=name)
+    for nth, name in enumerate(others):
+        axes.plot(shares[name], marker=_marker(nth), markersize=3, label=name)
     buckets = max(map(len, shares.values()))
     axes.set_xticks(range(buckets), ["0", *(str(2**b) for b in range(buckets - 1))], rotation=45)
     axes.set(title=title, xlabel="clicks in train, from", ylabel="share")
@@ -73,11 +78,12 @@ def bars(axes: Any, values: Mapping[str, float], title: str, label: str) -> None
 
 def points(axes: Any, values: Mapping[str, tuple[float, float]], title: str, x: str, y: str) -> None:
     """One point a name, for each pair of numbers."""
-    for name, (left, up) in values.items():
-        axes.plot(left, up, "o", label=name)
+    for nth, (name, (left, up)) in enumerate(values.items()):
+        axes.plot(left, up, _marker(nth), label=name)
     axes.margins(0.1)
+    axes.locator_params(axis="x", nbins=5)
     axes.set(title=title, xlabel=x, ylabel=y)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def groups(axes: Any, reports: Mapping[str, Sequence[Mapping[str, Any]]], metric: str, title: str, label: str) -> None:
