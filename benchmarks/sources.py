@@ -5,6 +5,7 @@ Nothing is measured or trained here.
 
 import gzip
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,18 @@ def last_one(name: str, folder: Path) -> Parts:
     return Parts(_log(name, folder).split(), {})
 
 
+def merged(name: str, folder: Path) -> Parts:
+    """Leave-one-out where validation items train too, as in BERT4Rec's test, which CLRec's table 8 follows.
+
+    Validation is then of what was trained on, and prefers late epochs.
+    """
+    split = last_one(name, folder).split
+    assert len(split.test) == len(split.users), "every user is tested"
+    train = split.test.history
+    counts = np.bincount(train.item, minlength=len(split.counts))
+    return Parts(replace(split, train=train, counts=counts), {})
+
+
 def shift(name: str, folder: Path) -> Parts:
     """Trained on the weekdays of the first four fifths of the rows; tested on a user's first row of a later weekday,
     and with the same history on the first one of a later weekend (as CLRec's table 4).
@@ -44,7 +57,7 @@ def shift(name: str, folder: Path) -> Parts:
     return Parts(split, {"weekends": _parts(data, trains, tests & weekend, cut).test})
 
 
-SPLITS: dict[str, Callable[[str, Path], Parts]] = {"last-one": last_one, "shift": shift}
+SPLITS: dict[str, Callable[[str, Path], Parts]] = {"last-one": last_one, "merged": merged, "shift": shift}
 
 
 def _parts(data: Interactions, trains: np.ndarray, tests: np.ndarray, cut: float) -> Split:

@@ -179,3 +179,12 @@ def test_the_shift_trains_on_weekdays_before_and_tests_after() -> None:
     assert len(both) > 1000
     np.testing.assert_array_equal(split.test.history.take(first).item, weekends.history.take(second).item)
     assert split.test.history.time.max() < split.report.at
+
+
+def test_merged_trains_on_all_but_the_last_item() -> None:
+    split = SPLITS["merged"]("bundled:movies", Path()).split
+    log = bundled("movies").log
+    rows = range(len(log))
+    assert [split.train.take([n]).item.tolist() for n in rows] == [log.take([n]).item[:-1].tolist() for n in rows]
+    assert split.test.target.tolist() == [log.take([n]).item[-1] for n in rows]
+    assert split.test.counts is not None and split.test.counts.sum() == len(split.train.item)
