@@ -187,4 +187,5 @@ def test_merged_trains_on_all_but_the_last_item() -> None:
     rows = range(len(log))
     assert [split.train.take([n]).item.tolist() for n in rows] == [log.take([n]).item[:-1].tolist() for n in rows]
     assert split.test.target.tolist() == [log.take([n]).item[-1] for n in rows]
-    assert split.test.counts is not None and split.test.counts.sum() == len(split.train.item)
+    assert split.test.counts is not None
+    assert split.test.counts.sum() == len(split.train.item)
