@@ -7,6 +7,8 @@ PYTHON ?= python3
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+# Two test files at a time. Their threads share the cores, so one that waits must not spin.
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile
 CXX_FILES := $(shell find csrc tests benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 # Folders too, so that a deleted source counts as a change.
 BUILD_INPUTS := setup.py pyproject.toml $(shell find csrc)
@@ -17,10 +19,10 @@ demo: .venv/fastcl-recsys
 	$(BIN)/fastcl demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 check: lint .venv/fastcl-compat
-	$(BIN)/python -m pytest -m "slow or not slow" --hypothesis-profile=thorough
+	$(PYTEST) -m "slow or not slow" --hypothesis-profile=thorough
 
 build: .venv/fastcl-test
 

@@ -104,7 +104,7 @@ def test_it_is_the_cuda_op_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         Problem(9, 11, 513, bias="finite", with_positive=False, needs=frozenset({"bias"})),
         Problem(9, 11, 513, scale="mixed_rows", needs=frozenset({"key"})),
     ],
-    ids=str,
+    ids=lambda p: f"{p.n}x{p.m}x{p.d} scale={p.scale} bias={p.bias}",
 )
 def test_more_features_than_one_kernel_holds(dtype: torch.dtype, problem: Problem) -> None:
     facts = {**problem.__dict__, "query_dtype": dtype, "key_dtype": dtype}
