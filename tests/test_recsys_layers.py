@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastcl.recsys.layers import GELU, Dropout
+from fastcl.recsys.layers import GELU, Dropout, attention
 
 TRACED = """
 import torch
@@ -79,3 +79,23 @@ def test_dropout_repeats_by_seed_and_does_nothing_else() -> None:
     assert torch.equal(Dropout(0.0)(x), x)
     assert not Dropout(1.0)(x).any()
     assert layer.train()(x.bfloat16()).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["causal", "added", "boolean"])
+def test_attention_drops_weights_and_nothing_else(kind: str) -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 4, 3, 9, 8, dtype=torch.float64)  # [B, heads, L, d] each
+    seen = torch.rand(4, 1, 1, 9) < 0.7
+    mask = {"causal": None, "added": torch.where(seen, torch.randn(4, 1, 1, 9), -1e4).double(), "boolean": seen}[kind]
+    value = torch.eye(9, dtype=torch.float64).expand(4, 3, 9, 9)  # what comes out are the weights
+    weights = attention(query, key, value, mask, Dropout(0.3).eval())
+    hidden = torch.ones(9, 9, dtype=torch.bool).triu(1) if kind == "causal" else ~seen.expand(4, 3, 9, 9)
+    assert not weights[hidden.expand_as(weights)].any()
+    kept = round(0.7 * 2**16) / 2**16
+    dropped, counted = Dropout(0.3), torch.zeros_like(weights)
+    for _ in range(50):
+        found = attention(query, key, value, mask, dropped)
+        torch.testing.assert_close(found, torch.where(found == 0, 0.0, weights / kept), rtol=1e-12, atol=1e-300)
+        counted += found != 0
+    assert abs(float(counted[weights > 0].mean()) / 50 - kept) < 0.02
+    torch.testing.assert_close(attention(query, key, value, mask, Dropout(0.0)), weights)

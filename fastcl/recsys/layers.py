@@ -36,6 +36,22 @@ class Dropout(nn.Dropout):
         return x * scale.mul_(2**16 / kept)
 
 
+def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: Dropout) -> Tensor:
+    """softmax(query key^T / sqrt(d) + mask) value, [B, heads, L, d], with dropout on the weights.
+
+    A boolean mask is True where a key is seen; None: causal.
+
+    Torch's own, but for training with dropout, where it stores the weights on a CPU too and draws for them one by one.
+    """
+    if not (dropout.training and dropout.p):
+        return F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
+    if mask is None:
+        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    logits = (query * query.shape[-1] ** -0.5) @ key.mT
+    logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
+    return dropout(logits.softmax(-1)) @ value
+
+
 class CausalBlock(nn.Module):
     """Pre-LN Transformer block (Kang & McAuley 2018, section 3.2): x + Attention(LN(x)), then x + FFN(LN(x)), FFN of
     width `dim`.
@@ -74,22 +90,21 @@ class PostBlock(nn.Module):
     """Post-LN Transformer block (Vaswani et al. 2017): LN(x + Attention(x)), then LN(x + FFN(x)), FFN with GELU and
     of width 4 `dim`, dropout on the attention weights too.
 
-    mask: added to the attention logits [B, 1, L, L]; None: the causal mask, which keeps padding behind the clicks out.
+    mask: as `attention` takes it, [B, 1, L, L]; None: the causal mask, which keeps padding behind the clicks out.
     """
 
     def __init__(self, dim: int, heads: int, dropout: float, attention_dropout: float) -> None:
         super().__init__()
-        self.heads, self.attention_dropout = heads, attention_dropout
+        self.heads = heads
         self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.feed = nn.Sequential(nn.Linear(dim, 4 * dim), GELU(), nn.Linear(4 * dim, dim))
         self.norm_attention, self.norm_feed = nn.LayerNorm(dim, eps=1e-12), nn.LayerNorm(dim, eps=1e-12)
-        self.dropout = Dropout(dropout)
+        self.dropout, self.attention_dropout = Dropout(dropout), Dropout(attention_dropout)
 
     def forward(self, x: Tensor, clicks: Packed, mask: Tensor | None = None) -> Tensor:  # x: [n, D]
         qkv = clicks.pad(self.qkv(x))  # [B, L, 3D]
         query, key, value = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in qkv.chunk(3, -1))
-        rate = self.attention_dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, mask, rate, is_causal=mask is None)
+        mixed = attention(query, key, value, mask, self.attention_dropout)
         x = self.norm_attention(x + self.dropout(self.out(clicks.unpad(mixed.transpose(1, 2).flatten(2)))))
         return self.norm_feed(x + self.dropout(self.feed(x)))
 
