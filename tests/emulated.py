@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from compiler import compiler_or_skip
+from compiler import compile_all, compiler_or_skip
 from torch import Tensor
 
 from fastcl import softplus
@@ -52,15 +52,9 @@ def build(folder: Path, flags: Sequence[str] = ("-O2",)) -> Path:
     emulator = ROOT / "tests" / "cuda_emulator"
     sources = [*sorted((ROOT / "csrc" / "cuda").glob("*.cu")), emulator / "bindings.cpp"]
     common = [compiler, "-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Werror", "-DFASTCL_EMULATED", *flags]
-    common += [f"-I{ROOT / 'csrc'}", f"-I{emulator}", "-x", "c++", "-c"]
-    jobs = []
-    for source in sources:
-        command = [*common, str(source), "-o", str(folder / f"{source.name}.o")]
-        jobs.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
-    errors = [job.communicate()[1] for job in jobs]
-    assert not any(job.returncode for job in jobs), "\n".join(errors)
+    common += [f"-I{ROOT / 'csrc'}", f"-I{emulator}", "-x", "c++"]
+    objects = compile_all(common, sources, folder)
     library = folder / "kernels.so"
-    objects = [str(folder / f"{source.name}.o") for source in sources]
     subprocess.run([compiler, "-shared", *flags, *objects, "-o", str(library)], check=True)
     return library
 

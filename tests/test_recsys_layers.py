@@ -99,3 +99,12 @@ def test_attention_drops_weights_and_nothing_else(kind: str) -> None:
         counted += found != 0
     assert abs(float(counted[weights > 0].mean()) / 50 - kept) < 0.02
     torch.testing.assert_close(attention(query, key, value, mask, Dropout(0.0)), weights)
+
+
+def test_attention_is_torchs_own_where_that_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, k, v, mask, rate, is_causal: rates.append(rate))
+    for device, dropout in (("meta", Dropout(0.3)), ("cpu", Dropout(0.3)), ("cpu", Dropout(0.3).eval())):
+        x = torch.zeros(1, 1, 2, 4, device=device)
+        attention(x, x, x, None, dropout)
+    assert rates == [0.3, 0.0]  # not on a CPU in training

@@ -3,13 +3,11 @@
 The default suite runs a few seconds of it; `make check` runs longer, and all builds.
 """
 
-import os
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from compiler import compiler_or_skip
+from compiler import compile_all, compiler_or_skip
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = [
@@ -27,17 +25,8 @@ BUILDS = {
 def run(build: str, seconds: int, seed: int, folder: Path) -> None:
     compiler = compiler_or_skip()
     program = folder / "kernels"
-    objects = [folder / f"{source.stem}.o" for source in SOURCES]
     common = [compiler, "-std=c++17", "-g1", *BUILDS[build], f"-I{ROOT / 'csrc'}"]  # -g1: enough for a report's lines
-
-    def build_one(source: Path, built: Path) -> subprocess.CompletedProcess[str]:
-        command = [*common, "-c", str(source), "-o", str(built)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = list(pool.map(build_one, SOURCES, objects))
-    assert not any(one.returncode for one in compiled), "\n".join(one.stderr for one in compiled)
-    command = [*common, *map(str, objects), "-o", str(program), "-lpthread"]
+    command = [*common, *compile_all(common, SOURCES, folder), "-o", str(program), "-lpthread"]
     linked = subprocess.run(command, capture_output=True, text=True, check=False)
     if "cannot find" in linked.stderr:
         pytest.skip(f"this compiler has no runtime for -fsanitize={build}")

@@ -41,12 +41,13 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dr
 
     A boolean mask is True where a key is seen; None: causal.
 
-    Torch's own, but for training with dropout, where it stores the weights on a CPU too and draws for them one by one.
+    Torch's own, but for training with dropout on a CPU, where that too stores the weights and draws for each by itself.
     """
-    if not (dropout.training and dropout.p):
-        return F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
+    rate = dropout.p if dropout.training else 0.0
+    if not rate or query.device.type != "cpu":
+        return F.scaled_dot_product_attention(query, key, value, mask, rate, is_causal=mask is None)
     if mask is None:
-        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
     logits = (query * query.shape[-1] ** -0.5) @ key.mT
     logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
     return dropout(logits.softmax(-1)) @ value
