@@ -167,6 +167,31 @@ def test_views_never_choose_padding_and_cover_with_the_mask_token():
     assert plain is same
 
 
+@pytest.mark.parametrize(("compat", "shared"), [("none", ()), ("paper-code", ("MA", "VA"))])
+@pytest.mark.parametrize("mode", ["MA", "VA", "DA"])
+def test_views_share_the_dropout_of_the_embedding_in_the_authors_program_alone(mode, compat, shared):
+    augment = ("reorder",) if mode == "DA" else MODES[mode]
+    net = model(augment=augment, compat=compat, batch=64, dropout=0.5).train()
+    entered, left = [], []
+    net.to_mu[0].register_forward_pre_hook(lambda module, inputs: entered.append(inputs[0]))
+    net.to_mu[0].register_forward_hook(lambda module, inputs, output: left.append(output))
+    net.parts(one_batch(net, histories()))
+    assert torch.equal(*entered) == (mode in shared)
+    assert not torch.equal(*left)
+
+
+def test_the_authors_batches_mix_lengths():
+    data = histories(rows=2000)
+    lengths = []
+    for compat in ("none", "paper-code"):
+        net = model(compat=compat, augment=(), batch=100, max_len=20)
+        lengths.append([view.real.length.double().mean() for (view,) in net.batches(data, np.random.default_rng(0))])
+    clean, theirs = (torch.stack(each) for each in lengths)
+    assert clean.min() < 0.5 * clean.mean()
+    assert theirs.min() > 0.8 * theirs.mean()
+    assert theirs.max() < 1.2 * theirs.mean()
+
+
 # What it may see
 
 
@@ -176,7 +201,8 @@ def test_no_later_click_changes_an_earlier_state(compat):
     states = []
     for row in ([1, 2, 3, 4, 5], [1, 2, 3, 30, 31]):
         (view, *_) = one_batch(net, Histories.from_lists([[*row, 6]]))
-        mu, log_variance = net.posterior(view.item, view.clicks, net.rules.attention(view.clicks, view.item))
+        mask = net.rules.attention(view.clicks, view.item)
+        mu, log_variance = net.posterior(net.embed(view.item, view.clicks), view.clicks, mask)
         real = view.item != 0
         states.append(torch.cat([mu[real], log_variance[real], net.decode(mu[real], view.real)], 1))
     assert torch.equal(states[0][:3], states[1][:3])
@@ -213,7 +239,7 @@ def test_packed_equals_padded(compat):
     net = model(seed=3, heads=2, blocks=2, compat=compat).eval()
     data = histories(longest=7)
     item, clicks = net._newest(data)
-    mu, log_variance = net.posterior(item, clicks, None)
+    mu, log_variance = net.posterior(net.embed(item, clicks), clicks)
     width = clicks.width
     block = torch.zeros(len(data), width, dtype=torch.int64)
     for row in range(len(data)):
@@ -237,9 +263,10 @@ def test_paper_code_serves_the_states_it_trains():
     (view,) = one_batch(net, histories(longest=12))
     rows = view.item[view.item != 0].split(view.real.length.tolist())
     inputs = Histories.from_lists([row.tolist() for row in rows])
-    trained = net.posterior(view.item, view.clicks, net.rules.attention(view.clicks, view.item))
+    mask = net.rules.attention(view.clicks, view.item)
+    trained = net.posterior(net.embed(view.item, view.clicks), view.clicks, mask)
     item, clicks = net._newest(inputs)
-    for padded, served in zip(trained, net.posterior(item, clicks, None), strict=True):
+    for padded, served in zip(trained, net.posterior(net.embed(item, clicks), clicks), strict=True):
         torch.testing.assert_close(padded[view.item != 0], served, atol=1e-5, rtol=0)
 
 
@@ -250,7 +277,7 @@ def test_diagnostics_are_means_over_real_positions():
         values = []
         for row in range(len(data)):
             item, clicks = net._newest(data.take(np.array([row])))
-            mu, log_variance = net.posterior(item, clicks, None)
+            mu, log_variance = net.posterior(net.embed(item, clicks), clicks)
             values.append(torch.stack([kl_by_hand(mu, log_variance), log_variance.exp().mean(1)], 1))
         kl, variance = torch.cat(values).mean(0).tolist()
         found = net.diagnostics(data)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastcl.recsys.data import Histories
 
-SORTED_TOGETHER = 32  # batches that are sorted by length as one group: more means less padding and less mixing
+SORTED_TOGETHER = 32  # more means less padding and less mixing
 
 
 class Spans(NamedTuple):
@@ -110,15 +110,24 @@ def prefixes(histories: Histories, length: int) -> Spans:
     return Spans(np.maximum(first, stop - length)[later], stop[later], row[later])
 
 
-def bucketed(spans: Spans, batch: int, rng: np.random.Generator, share: tuple[int, int] = (0, 1)) -> Iterator[Spans]:
+def bucketed(
+    spans: Spans,
+    batch: int,
+    rng: np.random.Generator,
+    share: tuple[int, int] = (0, 1),
+    sorted_together: int = SORTED_TOGETHER,
+) -> Iterator[Spans]:
     """All spans once, in random batches of about equal lengths, in random order.
 
+    A loss that is a mean over a batch's targets thus weighs a target of a short span more than one of a long span.
+
+    sorted_together: as many batches are sorted by length as one group; with 1 lengths do not matter.
     share: (r, of n) leaves the r-th of n parts in each batch, of equal size up to one span and of about equal lengths;
         generators in the same state give parts that make up the batches. A part may be empty.
     """
     order = rng.permutation(len(spans.start))
     length = spans.stop - spans.start
-    group = batch * SORTED_TOGETHER
+    group = batch * sorted_together
     batches = []
     for begin in range(0, len(order), group):
         chunk = order[begin : begin + group]

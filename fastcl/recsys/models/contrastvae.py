@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fastcl.recsys.batching import Packed, Spans, Unclicked, batch_count, bucketed, log_shares, newest, pack
+from fastcl.recsys.batching import Packed, Spans, Unclicked, batch_count, log_shares, newest, pack
 from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.layers import POSITIONS, Dropout, PostBlock
 from fastcl.recsys.models.base import Model
@@ -161,10 +161,14 @@ class ContrastVAE(Model):
             PostBlock(config.dim, config.heads, config.dropout, config.attention_dropout) for _ in range(config.blocks)
         )
 
-    def posterior(self, item: Tensor, clicks: Packed, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """item [n] -> mean and log-variance of z at each position, [n, D]."""
+    def embed(self, item: Tensor, clicks: Packed) -> Tensor:
+        """[n] -> [n, D]."""
         position = self.position(POSITIONS[self.config.positions](clicks))
-        mu = log_variance = self.dropout(self.norm(self.item(item) + position))
+        return self.dropout(self.norm(self.item(item) + position))
+
+    def posterior(self, embedded: Tensor, clicks: Packed, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance of z at each position, [n, D]."""
+        mu = log_variance = embedded
         for block in self.to_mu:
             mu = block(mu, clicks, mask)
         for block in self.to_log_variance:
@@ -188,7 +192,7 @@ class ContrastVAE(Model):
     def encode(self, histories: Histories) -> Tensor:
         """[B, D], the decoder's state at the newest click of each history."""
         item, clicks = self._newest(histories)
-        mu, log_variance = self.posterior(item, clicks, None)
+        mu, log_variance = self.posterior(self.embed(item, clicks), clicks)
         z = self._sampler(0)(mu, (0.5 * log_variance).exp(), 1.0, self.config.sigma_dropout, self.training)
         return self.decode(z, clicks)[clicks.last]
 
@@ -209,7 +213,7 @@ class ContrastVAE(Model):
         for start in range(0, len(histories), 256):
             rows = np.arange(start, min(start + 256, len(histories)))
             item, clicks = self._newest(histories.take(rows))
-            mu, log_variance = self.posterior(item, clicks, None)
+            mu, log_variance = self.posterior(self.embed(item, clicks), clicks)
             kl += divergence(mu, log_variance).double().sum().item()
             variance += log_variance.exp().mean(-1).double().sum().item()
             count += len(item)
@@ -222,10 +226,10 @@ class ContrastVAE(Model):
         """The weighted terms of the loss, whose sum it is: reconstruction and kl of both views, contrast, alpha."""
         config = self.config
         reconstruction, kl, pooled = self.bias.new_zeros(()), self.bias.new_zeros(()), []
-        for nth, view in enumerate(batch):
+        for nth, (view, embedded) in enumerate(zip(batch, self.rules.embed(self, batch), strict=True)):
             clicks = view.clicks
             mask = self.rules.attention(clicks, view.item)
-            mu, log_variance = self.posterior(view.item, clicks, mask)
+            mu, log_variance = self.posterior(embedded, clicks, mask)
             alpha = self._alpha(clicks) if nth else 1.0
             z = self._sampler(nth)(mu, (0.5 * log_variance).exp(), alpha, config.sigma_dropout, self.training)
             real = view.target != PAD
@@ -257,7 +261,8 @@ class ContrastVAE(Model):
         """One epoch; a batch is its one or two views."""
         self.bias.copy_(self.config.debias * log_shares(train, len(self.items)).to(self.device))
         unclicked = Unclicked(train, len(self.items))
-        for spans in bucketed(self.rules.spans(train, self.config.max_len), self.config.batch, rng, self.share):
+        parts = self.rules.spans(train, self.config.max_len)
+        for spans in self.rules.batches(parts, self.config.batch, rng, self.share):
             lengths = spans.stop - spans.start - 1
             at = np.repeat(spans.start - lengths.cumsum() + lengths, lengths) + np.arange(lengths.sum())
             first = self._view(train.item[at], train.item[at + 1], lengths, spans.row, unclicked, rng)

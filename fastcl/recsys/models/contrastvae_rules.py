@@ -4,7 +4,8 @@ they name. Everything that `compat` changes is here.
 No network and no batching: the model asks its rules wherever the two differ.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastcl.recsys.batching import Packed, Spans, pack, windows
+from fastcl.recsys.batching import Packed, Spans, bucketed, pack, windows
 from fastcl.recsys.data import PAD, Cases, Histories, Scorer
 from fastcl.recsys.metrics import evaluate
 
@@ -24,8 +25,10 @@ class Rules(NamedTuple):
     """The choices in which the paper's mathematics and the authors' program differ."""
 
     spans: Callable[[Histories, int], Spans]  # what of the histories trains, in pieces of at most max_len + 1
+    batches: Callable[..., Iterator[Spans]]  # these pieces in batches, as bucketed
     lay: Callable[[np.ndarray, int, torch.device], Packed]  # lengths [B], max_len -> positions; source -1 is padding
     attention: Callable[[Packed, Tensor], Tensor | None]  # additive mask [B, 1, L, L]; None: causal, nothing else
+    embed: Callable[[Any, tuple[Any, ...]], Iterator[Tensor]]  # (model, views) -> what the encoders get of each view
     alone: Sampler  # z where there is one view (AVAE)
     first: Sampler  # z of the first of two views
     second: Sampler  # z of the second one
@@ -68,6 +71,21 @@ def causal_and_real(clicks: Packed, item: Tensor) -> Tensor:
     real = clicks.pad(item) != PAD  # [B, L]
     seen = real[:, None, None, :] & torch.ones(clicks.width, clicks.width, dtype=torch.bool, device=item.device).tril()
     return (~seen).float() * -1e4
+
+
+def each_view(model: Any, views: tuple[Any, ...]) -> Iterator[Tensor]:
+    """Every view with dropout of its own."""
+    for view in views:
+        yield model.embed(view.item, view.clicks)
+
+
+def each_sequence(model: Any, views: tuple[Any, ...]) -> Iterator[Tensor]:
+    """Two views of one sequence share its embedding and its dropout; an augmented sequence is embedded by itself."""
+    embedded = None
+    for view in views:
+        if embedded is None or view is not views[0]:
+            embedded = model.embed(view.item, view.clicks)
+        yield embedded
 
 
 def sampled(mu: Tensor, sigma: Tensor, alpha: Tensor | float, rate: float, training: bool) -> Tensor:
@@ -137,8 +155,10 @@ def by_either(new: Mapping[str, float], kept: Mapping[str, float]) -> bool:
 
 CLEAN = Rules(
     spans=windows,
+    batches=bucketed,
     lay=packed,
     attention=causal,
+    embed=each_view,
     alone=sampled,
     first=sampled,
     second=sampled,
@@ -153,8 +173,10 @@ CLEAN = Rules(
 # nothing here.
 PAPER_CODE = Rules(
     spans=newest_window,
+    batches=partial(bucketed, sorted_together=1),
     lay=left_padded,
     attention=causal_and_real,
+    embed=each_sequence,
     alone=sampled_else_above,
     first=above,
     second=dropped,
