@@ -1,10 +1,12 @@
 """Spans, packed batches and negatives drawn for them, against plain loops."""
 
 import numpy as np
+import pytest
 import torch
 
-from fastcl.recsys.batching import Unclicked, batch_count, bucketed, newest, pack, prefixes, windows
+from fastcl.recsys.batching import Unclicked, batch_count, batched, newest, pack, prefixes, windows
 from fastcl.recsys.data import Histories
+from fastcl.recsys.layers import CausalBlock, PostBlock
 
 
 def histories(rows: int = 30, longest: int = 15) -> Histories:
@@ -42,28 +44,62 @@ def test_prefixes_hold_the_newest_clicks_before_each_target():
     assert found == expected
 
 
-def test_buckets_hold_every_span_once_and_waste_little():
+@pytest.mark.parametrize("together", [1, 32])
+def test_batches_hold_every_span_once_in_random_order(together):
     data = histories(rows=3000, longest=50)
     spans = windows(data, 50)
-    batches = list(bucketed(spans, 32, np.random.default_rng(0)))
+    batches = list(batched(spans, 32, np.random.default_rng(0), sorted_together=together))
     assert sorted(np.concatenate([b.start for b in batches])) == sorted(spans.start)
     assert len(batches) == batch_count(spans, 32)
+    means = np.array([(b.stop - b.start).mean() for b in batches])
+    assert list(means) != sorted(means)
+    # 32 lengths that are spread evenly over 2..50 have a mean with a standard deviation of 2.5.
+    assert (means.std() < 4) == (together == 1)
     real = sum((b.stop - b.start).sum() for b in batches)
-    assert sum(len(b.start) * (b.stop - b.start).max() for b in batches) < 1.1 * real
-    lengths = [int((b.stop - b.start).max()) for b in batches]
-    assert lengths != sorted(lengths)
+    padded = sum(len(b.start) * (b.stop - b.start).max() for b in batches)
+    assert (padded < 1.1 * real) == (together == 32)
 
 
-def test_pad_and_unpad_are_inverse():
+def test_padded_rows_hold_their_clicks():
     data = histories()
     clicks = pack(newest(data, 6))
     x = torch.randn(len(clicks.source), 3)
     block = clicks.pad(x)
     assert block.shape == (len(data), 6, 3)
-    assert torch.equal(clicks.unpad(block), x)
-    assert torch.equal(block[3, : clicks.length[3]], x[clicks.row == 3])
+    for row, length in enumerate(clicks.length):
+        assert torch.equal(block[row, :length], x[clicks.row == row])
     assert (block[torch.arange(6) >= clicks.length[:, None]] == 0).all()
     assert torch.equal(x[clicks.last], torch.stack([x[clicks.row == r][-1] for r in range(len(data))]))
+
+
+def test_blocks_hold_rows_of_about_equal_lengths():
+    clicks = pack(newest(histories(rows=500, longest=100), 100))
+    x = torch.arange(1.0, 1 + len(clicks.source)).double()[:, None]
+    seen = []
+
+    def reversed_rows(block, nth):
+        length, width = clicks.blocks[nth]
+        assert block.shape == (len(length), width, 1)
+        assert width == length.max()
+        assert width < 2 * length.min() or width <= 8
+        assert ((block != 0).sum((1, 2)) == length).all()
+        seen.append(width)
+        return torch.stack([torch.cat([row[:n].flip(0), row[n:]]) for row, n in zip(block, length, strict=True)])
+
+    found = clicks.by_length(x, reversed_rows)
+    assert len(seen) == 5  # up to 8, 16, 32, 64, 128
+    assert torch.equal(found, torch.cat([x[clicks.row == row].flip(0) for row in range(500)]))
+
+
+@pytest.mark.parametrize("block", [CausalBlock(8, 2, 0.5), PostBlock(8, 2, 0.5, 0.5)])
+def test_rows_of_all_lengths_attend_as_they_would_alone(block):
+    data = histories(rows=40, longest=60)
+    clicks = pack(newest(data, 60))
+    assert len(clicks.blocks) > 2
+    block = block.double().eval()
+    x = torch.randn(len(clicks.source), 8, dtype=torch.float64)
+    alone = [block(x[clicks.row == row], pack(newest(data.take(np.array([row])), 60))) for row in range(40)]
+    torch.testing.assert_close(block(x, clicks), torch.cat(alone))
 
 
 def test_unclicked_items_are_drawn_uniformly():

@@ -180,18 +180,6 @@ def test_views_share_the_dropout_of_the_embedding_in_the_authors_program_alone(m
     assert not torch.equal(*left)
 
 
-def test_the_authors_batches_mix_lengths():
-    data = histories(rows=2000)
-    lengths = []
-    for compat in ("none", "paper-code"):
-        net = model(compat=compat, augment=(), batch=100, max_len=20)
-        lengths.append([view.real.length.double().mean() for (view,) in net.batches(data, np.random.default_rng(0))])
-    clean, theirs = (torch.stack(each) for each in lengths)
-    assert clean.min() < 0.5 * clean.mean()
-    assert theirs.min() > 0.8 * theirs.mean()
-    assert theirs.max() < 1.2 * theirs.mean()
-
-
 # What it may see
 
 
@@ -201,8 +189,8 @@ def test_no_later_click_changes_an_earlier_state(compat):
     states = []
     for row in ([1, 2, 3, 4, 5], [1, 2, 3, 30, 31]):
         (view, *_) = one_batch(net, Histories.from_lists([[*row, 6]]))
-        mask = net.rules.attention(view.clicks, view.item)
-        mu, log_variance = net.posterior(net.embed(view.item, view.clicks), view.clicks, mask)
+        masks = net.rules.masks(view.clicks, view.item)
+        mu, log_variance = net.posterior(net.embed(view.item, view.clicks), view.clicks, masks)
         real = view.item != 0
         states.append(torch.cat([mu[real], log_variance[real], net.decode(mu[real], view.real)], 1))
     assert torch.equal(states[0][:3], states[1][:3])
@@ -263,8 +251,8 @@ def test_paper_code_serves_the_states_it_trains():
     (view,) = one_batch(net, histories(longest=12))
     rows = view.item[view.item != 0].split(view.real.length.tolist())
     inputs = Histories.from_lists([row.tolist() for row in rows])
-    mask = net.rules.attention(view.clicks, view.item)
-    trained = net.posterior(net.embed(view.item, view.clicks), view.clicks, mask)
+    masks = net.rules.masks(view.clicks, view.item)
+    trained = net.posterior(net.embed(view.item, view.clicks), view.clicks, masks)
     item, clicks = net._newest(inputs)
     for padded, served in zip(trained, net.posterior(net.embed(item, clicks), clicks), strict=True):
         torch.testing.assert_close(padded[view.item != 0], served, atol=1e-5, rtol=0)

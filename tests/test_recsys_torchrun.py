@@ -27,7 +27,7 @@ from fastcl.recsys import (
     fit,
     load,
 )
-from fastcl.recsys.batching import Spans, bucketed
+from fastcl.recsys.batching import Spans, batched
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -161,8 +161,8 @@ def test_the_shares_of_a_batch_make_it_up(processes: int) -> None:
     lengths = np.random.default_rng(1).integers(1, 30, 101)
     stop = lengths.cumsum()
     spans = Spans(stop - lengths, stop, np.arange(101))
-    whole = list(bucketed(spans, 10, np.random.default_rng(2)))
-    shares = [list(bucketed(spans, 10, np.random.default_rng(2), (r, processes))) for r in range(processes)]
+    whole = list(batched(spans, 10, np.random.default_rng(2)))
+    shares = [list(batched(spans, 10, np.random.default_rng(2), (r, processes))) for r in range(processes)]
     assert any(len(part.row) == 0 for share in shares for part in share)  # of the last batch, which has one span
     for batch, *parts in zip(whole, *shares, strict=True):
         assert sorted(np.concatenate([part.row for part in parts])) == sorted(batch.row)

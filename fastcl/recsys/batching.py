@@ -1,11 +1,11 @@
-"""Batches without padding work: spans of a packed click log, grouped by length, as packed rows plus a map into a
-padded block.
+"""Batches without padding work: spans of a packed click log, as packed rows plus a map into padded blocks, each of
+spans of about equal lengths.
 
 Pure bookkeeping over integer arrays, vectorised throughout; what the rows mean is the models' business, and no
 randomness enters here except through the generator that is passed in.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fastcl.recsys.data import Histories
 
-SORTED_TOGETHER = 32  # more means less padding and less mixing
+NARROW = 8  # shorter spans share a block with those of this length; every block beyond is at most half padding
+TOGETHER = 32  # of batched's sorted_together, more means less padding and less mixing
 
 
 class Spans(NamedTuple):
@@ -28,13 +29,24 @@ class Spans(NamedTuple):
         return Spans(self.start[which], self.stop[which], self.row[which])
 
 
+class Block(NamedTuple):
+    """b of the spans, padded to the longest of them."""
+
+    length: Tensor  # int64 [b]
+    width: int
+
+
 class Packed(NamedTuple):
-    """n clicks of B spans back to back, and where each one lies in the padded block [B, L]."""
+    """n clicks of B spans back to back, and where each one lies when they are padded: in one block [B, L], or in
+    several that lie back to back, each of spans whose lengths differ by less than a factor of two.
+    """
 
     source: np.ndarray  # int64 [n], into the packed log
     row: Tensor  # int64 [n], 0..B-1
     position: Tensor  # int64 [n], 0 for the oldest click of its span
     length: Tensor  # int64 [B], each >= 1
+    place: Tensor  # int64 [n], in the blocks
+    blocks: tuple[Block, ...]
 
     @property
     def width(self) -> int:
@@ -49,22 +61,38 @@ class Packed(NamedTuple):
     def pad(self, x: Tensor, fill: float = 0.0) -> Tensor:
         """[n, ...] -> [B, L, ...], short spans filled up at their end."""
         block = x.new_full((len(self.length) * self.width, *x.shape[1:]), fill)
-        return block.index_copy(0, self.slot, x).unflatten(0, (len(self.length), self.width))
+        at = self.row * self.width + self.position
+        return block.index_copy(0, at, x).unflatten(0, (len(self.length), self.width))
 
-    def unpad(self, block: Tensor) -> Tensor:
-        """[B, L, ...] -> [n, ...]."""
-        return block.flatten(0, 1).index_select(0, self.slot)
-
-    @property
-    def slot(self) -> Tensor:
-        return self.row * self.width + self.position
+    def by_length(self, x: Tensor, f: Callable[[Tensor, int], Tensor]) -> Tensor:
+        """[n, ...] -> [n, ...], by f, which gets each block [b, L, ...] with its number and keeps its first two
+        dimensions.
+        """
+        sizes = [len(block.length) * block.width for block in self.blocks]
+        parts = x.new_zeros(sum(sizes), *x.shape[1:]).index_copy(0, self.place, x).split(sizes)
+        done = [
+            f(part.unflatten(0, (-1, block.width)), nth).flatten(0, 1)
+            for nth, (part, block) in enumerate(zip(parts, self.blocks, strict=True))
+        ]
+        return torch.cat(done).index_select(0, self.place)
 
 
 def pack(spans: Spans, device: torch.device | str = "cpu") -> Packed:
+    def there(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
     length = spans.stop - spans.start
     row = np.repeat(np.arange(len(length)), length)
     position = np.arange(len(row)) - np.repeat(length.cumsum() - length, length)
-    return Packed(spans.start[row] + position, *(torch.from_numpy(a).to(device) for a in (row, position, length)))
+    kind = np.ceil(np.log2(np.maximum(length, NARROW)))
+    blocks, start, begin = [], np.zeros_like(length), 0
+    for which in (np.flatnonzero(kind == one) for one in np.unique(kind)):
+        width = int(length[which].max())
+        start[which] = begin + width * np.arange(len(which))
+        begin += width * len(which)
+        blocks.append(Block(there(length[which]), width))
+    place = np.repeat(start, length) + position
+    return Packed(spans.start[row] + position, there(row), there(position), there(length), there(place), tuple(blocks))
 
 
 def newest(histories: Histories, length: int) -> Spans:
@@ -110,20 +138,15 @@ def prefixes(histories: Histories, length: int) -> Spans:
     return Spans(np.maximum(first, stop - length)[later], stop[later], row[later])
 
 
-def bucketed(
-    spans: Spans,
-    batch: int,
-    rng: np.random.Generator,
-    share: tuple[int, int] = (0, 1),
-    sorted_together: int = SORTED_TOGETHER,
+def batched(
+    spans: Spans, batch: int, rng: np.random.Generator, share: tuple[int, int] = (0, 1), sorted_together: int = 1
 ) -> Iterator[Spans]:
-    """All spans once, in random batches of about equal lengths, in random order.
+    """All spans once, in random batches.
 
-    A loss that is a mean over a batch's targets thus weighs a target of a short span more than one of a long span.
-
-    sorted_together: as many batches are sorted by length as one group; with 1 lengths do not matter.
     share: (r, of n) leaves the r-th of n parts in each batch, of equal size up to one span and of about equal lengths;
         generators in the same state give parts that make up the batches. A part may be empty.
+    sorted_together: as many batches are sorted by length as one group. For spans with one target each: where every
+        click is one, a mean over a batch of short spans would weigh each more than one over a batch of long spans.
     """
     order = rng.permutation(len(spans.start))
     length = spans.stop - spans.start
@@ -139,7 +162,7 @@ def bucketed(
 
 
 def batch_count(spans: Spans, batch: int) -> int:
-    """How many batches `bucketed` yields (a group holds a whole number of batches)."""
+    """How many batches `batched` yields (a group holds a whole number of batches)."""
     return -(-len(spans.start) // batch)
 
 

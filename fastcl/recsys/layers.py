@@ -1,10 +1,10 @@
 """The network parts of the models: the causal Transformer blocks and the two pooling steps of CLRec, all on packed
 clicks.
 
-No item tables, no losses and no batching here. Linear layers see real clicks only; attention runs on the padded block.
+No item tables, no losses and no batching here. Linear layers see real clicks only; attention runs on padded blocks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +53,17 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dr
     return dropout(logits.softmax(-1)) @ value
 
 
+def split(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[b, L, 3D] -> query, key and value, [b, heads, L, D/heads] each."""
+    query, key, value = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in qkv.chunk(3, -1))
+    return query, key, value
+
+
+def merged(x: Tensor) -> Tensor:
+    """[b, heads, L, D/heads] -> [b, L, D]."""
+    return x.transpose(1, 2).flatten(2)
+
+
 class CausalBlock(nn.Module):
     """Pre-LN Transformer block (Kang & McAuley 2018, section 3.2): x + Attention(LN(x)), then x + FFN(LN(x)), FFN of
     width `dim`.
@@ -69,11 +80,12 @@ class CausalBlock(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, clicks: Packed) -> Tensor:  # x: [n, D]
-        qkv = clicks.pad(self.qkv(self.norm_attention(x)))  # [B, L, 3D]
-        query, key, value = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in qkv.chunk(3, -1))
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)  # [B, heads, L, D/heads]
-        x = x + self.dropout(self.out(clicks.unpad(mixed.transpose(1, 2).flatten(2))))
+        mixed = clicks.by_length(self.qkv(self.norm_attention(x)), self._mixed)
+        x = x + self.dropout(self.out(mixed))
         return x + self.dropout(self.feed(self.norm_feed(x)))
+
+    def _mixed(self, qkv: Tensor, block: int) -> Tensor:  # [b, L, 3D] -> [b, L, D]
+        return merged(F.scaled_dot_product_attention(*split(qkv, self.heads), is_causal=True))
 
 
 class GELU(nn.Module):
@@ -91,7 +103,8 @@ class PostBlock(nn.Module):
     """Post-LN Transformer block (Vaswani et al. 2017): LN(x + Attention(x)), then LN(x + FFN(x)), FFN with GELU and
     of width 4 `dim`, dropout on the attention weights too.
 
-    mask: as `attention` takes it, [B, 1, L, L]; None: the causal mask, which keeps padding behind the clicks out.
+    masks: of each block of the clicks, as `attention` takes it, [b, 1, L, L]; None: the causal mask, which keeps
+        padding behind the clicks out.
     """
 
     def __init__(self, dim: int, heads: int, dropout: float, attention_dropout: float) -> None:
@@ -102,11 +115,12 @@ class PostBlock(nn.Module):
         self.norm_attention, self.norm_feed = nn.LayerNorm(dim, eps=1e-12), nn.LayerNorm(dim, eps=1e-12)
         self.dropout, self.attention_dropout = Dropout(dropout), Dropout(attention_dropout)
 
-    def forward(self, x: Tensor, clicks: Packed, mask: Tensor | None = None) -> Tensor:  # x: [n, D]
-        qkv = clicks.pad(self.qkv(x))  # [B, L, 3D]
-        query, key, value = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in qkv.chunk(3, -1))
-        mixed = attention(query, key, value, mask, self.attention_dropout)
-        x = self.norm_attention(x + self.dropout(self.out(clicks.unpad(mixed.transpose(1, 2).flatten(2)))))
+    def forward(self, x: Tensor, clicks: Packed, masks: Sequence[Tensor] | None = None) -> Tensor:  # x: [n, D]
+        def mixed(qkv: Tensor, block: int) -> Tensor:  # [b, L, 3D] -> [b, L, D]
+            mask = None if masks is None else masks[block]
+            return merged(attention(*split(qkv, self.heads), mask, self.attention_dropout))
+
+        x = self.norm_attention(x + self.dropout(self.out(clicks.by_length(self.qkv(x), mixed))))
         return self.norm_feed(x + self.dropout(self.feed(x)))
 
 

@@ -38,7 +38,7 @@ class Model(nn.Module, ABC):
     Config: ClassVar[type]
     # Names of the terms that `parts` gives; metrics.jsonl has the mean of each one where there are several.
     part_names: tuple[str, ...] = ("loss",)
-    # Which part of each batch `batches` gives, of how many: several processes share the batches out. For `bucketed`.
+    # Which part of each batch `batches` gives, of how many: several processes share the batches out. For `batched`.
     share: tuple[int, int] = (0, 1)
 
     def __init__(self, items: Items, config: Any) -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fastcl
-from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, newest, pack, windows
+from fastcl.recsys.batching import Packed, Spans, batch_count, batched, newest, pack, windows
 from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.layers import GELU, Dropout, PostBlock
 from fastcl.recsys.models.base import Model
@@ -146,9 +146,9 @@ class BERT4Rec(Model):
         """item [n] -> the state of each click, [n, D]."""
         age = clicks.length[clicks.row] - 1 - clicks.position
         x = self.dropout(self.norm(self.item(item) + self.position(age)))
-        real = torch.arange(clicks.width, device=x.device) < clicks.length[:, None]
+        masks = [torch.arange(width, device=x.device) < length[:, None, None, None] for length, width in clicks.blocks]
         for block in self.blocks:
-            x = block(x, clicks, real[:, None, None])
+            x = block(x, clicks, masks)
         return x
 
     def encode(self, histories: Histories) -> Tensor:
@@ -172,7 +172,7 @@ class BERT4Rec(Model):
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         """One epoch: every window once, newly covered."""
-        for spans in bucketed(self._windows(train), self.config.batch, rng, self.share):
+        for spans in batched(self._windows(train), self.config.batch, rng, self.share):
             clicks = pack(spans, self.device)
             covered = np.flatnonzero(cover(clicks, self.config.mask_rate, self.config.last_only, rng))
             item = train.item[clicks.source]

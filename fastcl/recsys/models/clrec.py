@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fastcl.momentum import momentum_update
 from fastcl.negatives import NegativeQueue
-from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, log_shares, newest, pack, time_buckets
+from fastcl.recsys.batching import TOGETHER, Packed, Spans, batch_count, batched, log_shares, newest, pack, time_buckets
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.models.base import Model
 from fastcl.recsys.models.clrec_encoders import ENCODERS, FEATURES, ItemEncoder, UserEncoder, initialise
@@ -286,7 +286,7 @@ class CLRec(Model):
         check_unit(train, self.config.time_unit, self.cuts)
         self.log_share.copy_(log_shares(train, len(self.items)))
         spans = self.user.spans(train, self.config.max_len)
-        for part in bucketed(spans, self.config.batch, rng, self.share):
+        for part in batched(spans, self.config.batch, rng, self.share, TOGETHER):
             clicks, item, bucket = self._clicks(train, part)
             at = self.user.trained(clicks)
             follows = clicks.source[at.numpy(force=True)] + 1

@@ -5,7 +5,7 @@ The model only: config, encoders and decoder, losses, batches. Augmentations, re
 tables in contrastvae_views.py; what the authors' program does otherwise is in contrastvae_rules.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fastcl.recsys.batching import Packed, Spans, Unclicked, batch_count, log_shares, newest, pack
+from fastcl.recsys.batching import Packed, Spans, Unclicked, batch_count, batched, log_shares, newest, pack
 from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.layers import POSITIONS, Dropout, PostBlock
 from fastcl.recsys.models.base import Model
@@ -166,13 +166,15 @@ class ContrastVAE(Model):
         position = self.position(POSITIONS[self.config.positions](clicks))
         return self.dropout(self.norm(self.item(item) + position))
 
-    def posterior(self, embedded: Tensor, clicks: Packed, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Mean and log-variance of z at each position, [n, D]."""
+    def posterior(
+        self, embedded: Tensor, clicks: Packed, masks: Sequence[Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance of z at each position, [n, D]. masks: as PostBlock takes them."""
         mu = log_variance = embedded
         for block in self.to_mu:
-            mu = block(mu, clicks, mask)
+            mu = block(mu, clicks, masks)
         for block in self.to_log_variance:
-            log_variance = block(log_variance, clicks, mask)
+            log_variance = block(log_variance, clicks, masks)
         return mu, log_variance
 
     def decode(self, z: Tensor, clicks: Packed) -> Tensor:
@@ -228,8 +230,7 @@ class ContrastVAE(Model):
         reconstruction, kl, pooled = self.bias.new_zeros(()), self.bias.new_zeros(()), []
         for nth, (view, embedded) in enumerate(zip(batch, self.rules.embed(self, batch), strict=True)):
             clicks = view.clicks
-            mask = self.rules.attention(clicks, view.item)
-            mu, log_variance = self.posterior(embedded, clicks, mask)
+            mu, log_variance = self.posterior(embedded, clicks, self.rules.masks(clicks, view.item))
             alpha = self._alpha(clicks) if nth else 1.0
             z = self._sampler(nth)(mu, (0.5 * log_variance).exp(), alpha, config.sigma_dropout, self.training)
             real = view.target != PAD
@@ -261,8 +262,7 @@ class ContrastVAE(Model):
         """One epoch; a batch is its one or two views."""
         self.bias.copy_(self.config.debias * log_shares(train, len(self.items)).to(self.device))
         unclicked = Unclicked(train, len(self.items))
-        parts = self.rules.spans(train, self.config.max_len)
-        for spans in self.rules.batches(parts, self.config.batch, rng, self.share):
+        for spans in batched(self.rules.spans(train, self.config.max_len), self.config.batch, rng, self.share):
             lengths = spans.stop - spans.start - 1
             at = np.repeat(spans.start - lengths.cumsum() + lengths, lengths) + np.arange(lengths.sum())
             first = self._view(train.item[at], train.item[at + 1], lengths, spans.row, unclicked, rng)

@@ -5,7 +5,6 @@ No network and no batching: the model asks its rules wherever the two differ.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastcl.recsys.batching import Packed, Spans, bucketed, pack, windows
+from fastcl.recsys.batching import Packed, Spans, pack, windows
 from fastcl.recsys.data import PAD, Cases, Histories, Scorer
 from fastcl.recsys.metrics import evaluate
 
@@ -25,9 +24,8 @@ class Rules(NamedTuple):
     """The choices in which the paper's mathematics and the authors' program differ."""
 
     spans: Callable[[Histories, int], Spans]  # what of the histories trains, in pieces of at most max_len + 1
-    batches: Callable[..., Iterator[Spans]]  # these pieces in batches, as bucketed
     lay: Callable[[np.ndarray, int, torch.device], Packed]  # lengths [B], max_len -> positions; source -1 is padding
-    attention: Callable[[Packed, Tensor], Tensor | None]  # additive mask [B, 1, L, L]; None: causal, nothing else
+    masks: Callable[[Packed, Tensor], list[Tensor] | None]  # additive, as PostBlock takes them; None: causal, no more
     embed: Callable[[Any, tuple[Any, ...]], Iterator[Tensor]]  # (model, views) -> what the encoders get of each view
     alone: Sampler  # z where there is one view (AVAE)
     first: Sampler  # z of the first of two views
@@ -64,13 +62,13 @@ def causal(clicks: Packed, item: Tensor) -> None:
     """Padding lies behind the real clicks, out of a causal mask's reach."""
 
 
-def causal_and_real(clicks: Packed, item: Tensor) -> Tensor:
+def causal_and_real(clicks: Packed, item: Tensor) -> list[Tensor]:
     """-10,000 on later positions and on padding; a padding position, all of whose keys are hidden, looks at them
     all.
     """
     real = clicks.pad(item) != PAD  # [B, L]
     seen = real[:, None, None, :] & torch.ones(clicks.width, clicks.width, dtype=torch.bool, device=item.device).tril()
-    return (~seen).float() * -1e4
+    return [(~seen).float() * -1e4]  # all rows are max_len long: one block
 
 
 def each_view(model: Any, views: tuple[Any, ...]) -> Iterator[Tensor]:
@@ -155,9 +153,8 @@ def by_either(new: Mapping[str, float], kept: Mapping[str, float]) -> bool:
 
 CLEAN = Rules(
     spans=windows,
-    batches=bucketed,
     lay=packed,
-    attention=causal,
+    masks=causal,
     embed=each_view,
     alone=sampled,
     first=sampled,
@@ -173,9 +170,8 @@ CLEAN = Rules(
 # nothing here.
 PAPER_CODE = Rules(
     spans=newest_window,
-    batches=partial(bucketed, sorted_together=1),
     lay=left_padded,
-    attention=causal_and_real,
+    masks=causal_and_real,
     embed=each_sequence,
     alone=sampled_else_above,
     first=above,

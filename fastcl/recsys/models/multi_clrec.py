@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcl.normalize import normalized
-from fastcl.recsys.batching import Packed, Spans, batch_count, bucketed, newest, pack, prefixes, time_buckets
+from fastcl.recsys.batching import TOGETHER, Packed, Spans, batch_count, batched, newest, pack, prefixes, time_buckets
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.layers import Dropout
 from fastcl.recsys.models.base import Model
@@ -246,7 +246,7 @@ class MultiCLRec(Model):
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         """One epoch: every click but a history's first is a target once."""
         check_unit(train, self.config.time_unit, self.cuts)
-        for spans in bucketed(prefixes(train, self.config.max_len), self.config.batch, rng, self.share):
+        for spans in batched(prefixes(train, self.config.max_len), self.config.batch, rng, self.share, TOGETHER):
             yield Batch(*self._clicks(train, spans), self.tensor(train.item[spans.stop]))
 
     def _clicks(self, histories: Histories, spans: Spans) -> tuple[Packed, Tensor, Tensor]:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fastcl
-from fastcl.recsys.batching import Packed, Spans, Unclicked, batch_count, bucketed, log_shares, newest, pack, windows
+from fastcl.recsys.batching import Packed, Spans, Unclicked, batch_count, batched, log_shares, newest, pack, windows
 from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.layers import POSITIONS, CausalBlock, Dropout
 from fastcl.recsys.models.base import Model
@@ -148,7 +148,7 @@ class SASRec(Model):
         """One epoch."""
         self.bias.copy_(self.config.debias * log_shares(train, len(self.items)).to(self.device))
         unclicked = Unclicked(train, len(self.items))
-        for spans in bucketed(windows(train, self.config.max_len), self.config.batch, rng, self.share):
+        for spans in batched(windows(train, self.config.max_len), self.config.batch, rng, self.share):
             clicks, item = self._clicks(train, spans._replace(stop=spans.stop - 1))
             negative = unclicked.draw(spans.row[clicks.row.numpy(force=True)], rng)
             yield Batch(clicks, item, self.tensor(train.item[clicks.source + 1]), self.tensor(negative))
