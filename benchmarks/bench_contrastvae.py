@@ -3,10 +3,9 @@
     python -m benchmarks.bench_contrastvae FOLDER [--only Beauty] [--output benchmarks/results/contrastvae-cost]
 
 FOLDER holds the data sets. One thread; CPU seconds of batches, loss, backward pass and optimiser, without validation.
-All modes have the authors' width, depth, batch and augmentation (their Beauty command: MA). Their steps are all alike,
-so under the authors' rules every eighth is taken; of the clean modes, whose batches differ in length, every step of an
-epoch. The modes take turns, so that the machine's load meets all alike. "the authors' arithmetic" is that of their
-program, padding included, with our fused contrast; theirs compares 2B x 2B vectors in a block of 2B x 2B x D, and the
+All modes have the authors' width, depth, batch and augmentation (their Beauty command: MA). Steps of the clean modes
+are all taken, of the authors' rules, which cost more and are all alike, every eighth. The modes take turns, so that the
+machine's load meets all alike. "the authors' arithmetic" is that of their program, padding included, with our fused contrast; theirs compares 2B x 2B vectors in a block of 2B x 2B x D, and the
 row with the block adds the measured cost of it. "paper-code" is our form of it, which decodes clicks alone. Their
 program itself was not run.
 Memory: the peak resident set of a process that trains two epochs with the study's settings and ranks the test cases.
@@ -58,9 +57,9 @@ class AsAuthors(ContrastVAE):
         laid = left_padded(clicks.length.numpy(), self.config.max_len, self.device)
         real = torch.from_numpy(laid.source >= 0)
         wide = z.new_zeros(len(real), z.shape[1]).index_put((real,), z)
-        mask = causal_and_real(laid, real.long())
+        masks = causal_and_real(laid, real.long())
         for block in self.decoder:
-            wide = block(wide, laid, mask)
+            wide = block(wide, laid, masks)
         return wide[real]
 
 
