@@ -31,7 +31,7 @@ from fastcl.recsys.models import Model
 from fastcl.recsys.report import floors
 from fastcl.recsys.robustness import robustness
 
-RANKED = ("ContrastVAE VA", "ContrastVAE MA", "ContrastVAE DA", "ContrastVAE AVAE", "SASRec softmax")
+RANKED = (*(f"ContrastVAE {mode}" for mode in ("VA+DA", "VA", "MA", "DA", "AVAE")), "SASRec softmax")
 METRIC, K = "recall@40", (40,)
 GROUPED = {"frequency": "users with the same last item (cases)", "length": "items in the history (cases)"}
 WEIGHT = "contrast_weight"

@@ -4,10 +4,10 @@
 
 FOLDER holds the data sets. One thread; CPU seconds of batches, loss, backward pass and optimiser, without validation.
 All modes have the authors' width, depth, batch and augmentation (their Beauty command: MA). Steps of the clean modes
-are all taken, of the authors' rules, which cost more and are all alike, every eighth. The modes take turns, so that the
-machine's load meets all alike. "the authors' arithmetic" is that of their program, padding included, with our fused contrast; theirs compares 2B x 2B vectors in a block of 2B x 2B x D, and the
-row with the block adds the measured cost of it. "paper-code" is our form of it, which decodes clicks alone. Their
-program itself was not run.
+are all taken; of the authors' rules, which cost more and are all alike, every eighth. The modes take turns, so that the
+machine's load meets all alike. "the authors' arithmetic" is that of their program, padding included, with our fused
+contrast; theirs compares 2B x 2B vectors in a block of 2B x 2B x D, and the row with the block adds the measured cost
+of it. "paper-code" is our form of it, which decodes clicks alone. Their program itself was not run.
 Memory: the peak resident set of a process that trains two epochs with the study's settings and ranks the test cases.
 """
 

@@ -39,9 +39,9 @@ MANIFEST: dict[str, Any] = {
     "runs": [
         entry("popularity", "popularity"),
         entry("co-occurrence", "co-occurrence"),
-        entry("ContrastVAE VA", "contrastvae", (0, 1), **OPTIONS),
-        entry("ContrastVAE VA, weight 0", "contrastvae", **{**OPTIONS, "contrast_weight": 0.0}),
-        entry("ContrastVAE VA, wide", "contrastvae", **{**OPTIONS, "dim": 16}),
+        entry("ContrastVAE VA+DA", "contrastvae", (0, 1), **OPTIONS),
+        entry("ContrastVAE VA+DA, weight 0", "contrastvae", **{**OPTIONS, "contrast_weight": 0.0}),
+        entry("ContrastVAE VA+DA, wide", "contrastvae", **{**OPTIONS, "dim": 16}),
         entry("paper-code VA", "contrastvae", **OPTIONS, compat="paper-code"),
         entry("SASRec softmax", "sasrec", dim=8),
         entry("SASRec softmax", "sasrec", data="amazon/Other", dim=8),
@@ -84,16 +84,16 @@ def test_what_matches_first_runs_first_and_nothing_twice(data: Path, tmp_path: P
 def test_analyses_take_our_models_on_one_set() -> None:
     trained = analyses.finished(MANIFEST, results(), SET)
     assert {label: len(seeds) for label, seeds in trained.items()} == {
-        "ContrastVAE VA": 2, "ContrastVAE VA, weight 0": 1, "ContrastVAE VA, wide": 1, "SASRec softmax": 1,
+        "ContrastVAE VA+DA": 2, "ContrastVAE VA+DA, weight 0": 1, "ContrastVAE VA+DA, wide": 1, "SASRec softmax": 1,
     }  # fmt: skip
     assert analyses.finished(MANIFEST, [], SET) == {}
     latent = analyses.collapse(trained)
-    assert list(latent) == ["ContrastVAE VA", "ContrastVAE VA, weight 0", "ContrastVAE VA, wide"]
-    assert latent["ContrastVAE VA"] == {"runs": 2, "kl": 2.5, "variance": 0.5, "recall@40": pytest.approx(0.25)}
+    assert list(latent) == ["ContrastVAE VA+DA", "ContrastVAE VA+DA, weight 0", "ContrastVAE VA+DA, wide"]
+    assert latent["ContrastVAE VA+DA"] == {"runs": 2, "kl": 2.5, "variance": 0.5, "recall@40": pytest.approx(0.25)}
     weights = analyses.sensitivity(trained)
     assert list(weights) == ["0", "0.3"]  # not the wide one
     assert weights["0"]["ndcg@20"] == 0.04
-    del trained["ContrastVAE VA, weight 0"]
+    del trained["ContrastVAE VA+DA, weight 0"]
     assert analyses.sensitivity(trained) == analyses.sensitivity({}) == {}
 
 
@@ -107,7 +107,7 @@ def test_analyses_write_figures_pictures_and_tables(
     split = Interactions.read(data / f"{SET}.txt.gz", format="sequence").split()
     ids = {run["label"]: run["id"] for run in results() if run["data"] == SET and run["seed"] == 0}
     latent = ContrastVAE(split.items, dim=8, seed=0).eval()
-    save(latent, tmp_path / ids["ContrastVAE VA"], {})
+    save(latent, tmp_path / ids["ContrastVAE VA+DA"], {})
     save(SASRec(split.items, dim=8, seed=0).eval(), tmp_path / ids["SASRec softmax"], {})
     monkeypatch.setattr(analyses, "HERE", home)
     monkeypatch.setattr(analyses, "RESULTS", home)
@@ -118,16 +118,16 @@ def test_analyses_write_figures_pictures_and_tables(
     names = ("groups", "robustness", "collapse", "sensitivity")
     assert all((folder / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in names)
     numbers = json.loads((folder / "numbers.json").read_text())
-    assert set(numbers["groups"]) == {"ContrastVAE VA", "SASRec softmax", "popularity", "co-occurrence"}
+    assert set(numbers["groups"]) == {"ContrastVAE VA+DA", "SASRec softmax", "popularity", "co-occurrence"}
     whole = evaluate(latent, split.test, k=(40,))["recall@40"]
-    rows = numbers["groups"]["ContrastVAE VA"]["frequency"]
+    rows = numbers["groups"]["ContrastVAE VA+DA"]["frequency"]
     assert sum(row["cases"] * row["recall@40"] for row in rows) / 60 == pytest.approx(whole)
     assert [row["ratio"] for row in numbers["robustness"]["SASRec softmax"][:6]] == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
     assert (folder / "tables.md").read_text().strip() in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", [*arguments[:-4], "--set", "amazon/Other"])
     with pytest.raises(SystemExit):
         analyses.main()
-    assert "--set: expected one with a finished run of ContrastVAE VA, got amazon/Other" in capsys.readouterr().err
+    assert "--set: expected one with a finished run of ContrastVAE VA+DA, got amazon/Other" in capsys.readouterr().err
 
 
 @pytest.mark.slow
