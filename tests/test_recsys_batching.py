@@ -91,15 +91,26 @@ def test_blocks_hold_rows_of_about_equal_lengths():
     assert torch.equal(found, torch.cat([x[clicks.row == row].flip(0) for row in range(500)]))
 
 
-@pytest.mark.parametrize("block", [CausalBlock(8, 2, 0.5), PostBlock(8, 2, 0.5, 0.5)])
-def test_rows_of_all_lengths_attend_as_they_would_alone(block):
+@pytest.mark.parametrize(("kind", "masked"), [(CausalBlock, False), (PostBlock, False), (PostBlock, True)])
+def test_rows_of_all_lengths_attend_as_they_would_alone(kind, masked):
+    """States and gradients; the masks let every click see all of its row."""
+    block = kind(8, 2, *([0.5, 0.5] if kind is PostBlock else [0.5])).double().eval()
     data = histories(rows=40, longest=60)
     clicks = pack(newest(data, 60))
     assert len(clicks.blocks) > 2
-    block = block.double().eval()
-    x = torch.randn(len(clicks.source), 8, dtype=torch.float64)
-    alone = [block(x[clicks.row == row], pack(newest(data.take(np.array([row])), 60))) for row in range(40)]
-    torch.testing.assert_close(block(x, clicks), torch.cat(alone))
+
+    def states(x, clicks):
+        masks = [torch.arange(width) < length[:, None, None, None] for length, width in clicks.blocks]
+        return block(x, clicks, masks) if masked else block(x, clicks)
+
+    x = torch.randn(len(clicks.source), 8, dtype=torch.float64, requires_grad=True)
+    single = [pack(newest(data.take(np.array([row])), 60)) for row in range(40)]
+    alone = torch.cat([states(x[clicks.row == row], one) for row, one in enumerate(single)])
+    together = states(x, clicks)
+    torch.testing.assert_close(together, alone)
+    weight = torch.randn_like(alone)
+    gradients = [torch.autograd.grad((weight * found).sum(), x)[0] for found in (together, alone)]
+    torch.testing.assert_close(*gradients)
 
 
 def test_unclicked_items_are_drawn_uniformly():

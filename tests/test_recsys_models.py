@@ -45,8 +45,8 @@ def rows(histories: Histories) -> list[list[int]]:
 @pytest.mark.parametrize("model_class", MODELS)
 @pytest.mark.parametrize("features", [True, False])
 def test_encoding_in_a_batch_equals_one_by_one(model_class, features):
-    model = model_class(items(features=features), seed=1, **OPTIONS).eval()
-    data = histories()
+    model = model_class(items(features=features), seed=1, **{**OPTIONS, "max_len": 50}).eval()
+    data = histories(longest=60)
     together = model.encode(data)
     alone = torch.cat([model.encode(data.take(np.array([r]))) for r in range(len(data))])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)

@@ -27,7 +27,7 @@ from fastcl.recsys import (
     fit,
     load,
 )
-from fastcl.recsys.batching import Spans, batched
+from fastcl.recsys.batching import TOGETHER, Spans, batched
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -156,14 +156,22 @@ def test_an_empty_share_of_a_batch_has_no_targets(model_class: Any, options: dic
     assert min(min(share) for share in counts) == 0 < min(map(sum, zip(*counts, strict=True)))
 
 
+@pytest.mark.parametrize("together", [1, TOGETHER])
 @pytest.mark.parametrize("processes", [2, 3, 8])
-def test_the_shares_of_a_batch_make_it_up(processes: int) -> None:
+def test_the_shares_of_a_batch_make_it_up(processes: int, together: int) -> None:
     lengths = np.random.default_rng(1).integers(1, 30, 101)
     stop = lengths.cumsum()
     spans = Spans(stop - lengths, stop, np.arange(101))
-    whole = list(batched(spans, 10, np.random.default_rng(2)))
-    shares = [list(batched(spans, 10, np.random.default_rng(2), (r, processes))) for r in range(processes)]
+
+    def batches(share: tuple[int, int]) -> list[Spans]:
+        return list(batched(spans, 10, np.random.default_rng(2), share, together))
+
+    whole = batches((0, 1))
+    shares = [batches((rank, processes)) for rank in range(processes)]
     assert any(len(part.row) == 0 for share in shares for part in share)  # of the last batch, which has one span
     for batch, *parts in zip(whole, *shares, strict=True):
         assert sorted(np.concatenate([part.row for part in parts])) == sorted(batch.row)
         assert max(len(part.row) for part in parts) - min(len(part.row) for part in parts) <= 1
+        # Of about equal lengths: the nth longest spans of the parts are neighbours in the batch's order by length.
+        dealt = [lengths[part.row[nth]] for nth in range(len(parts[0].row)) for part in parts if nth < len(part.row)]
+        assert dealt == sorted(lengths[batch.row])

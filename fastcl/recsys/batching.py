@@ -1,5 +1,5 @@
-"""Batches without padding work: spans of a packed click log, as packed rows plus a map into padded blocks, each of
-spans of about equal lengths.
+"""Batches of a packed click log: spans as packed rows, and a map into padded blocks, each of spans of about equal
+lengths, for what cannot do without padding.
 
 Pure bookkeeping over integer arrays, vectorised throughout; what the rows mean is the models' business, and no
 randomness enters here except through the generator that is passed in.
@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
 class Packed(NamedTuple):
     """n clicks of B spans back to back, and where each one lies when they are padded: in one block [B, L], or in
-    several that lie back to back, each of spans whose lengths differ by less than a factor of two.
+    several that lie back to back, each of spans whose lengths, beyond NARROW, differ by less than a factor of two.
     """
 
     source: np.ndarray  # int64 [n], into the packed log
@@ -62,14 +62,14 @@ class Packed(NamedTuple):
         """[n, ...] -> [B, L, ...], short spans filled up at their end."""
         block = x.new_full((len(self.length) * self.width, *x.shape[1:]), fill)
         at = self.row * self.width + self.position
-        return block.index_copy(0, at, x).unflatten(0, (len(self.length), self.width))
+        return block.index_copy_(0, at, x).unflatten(0, (len(self.length), self.width))
 
     def by_length(self, x: Tensor, f: Callable[[Tensor, int], Tensor]) -> Tensor:
         """[n, ...] -> [n, ...], by f, which gets each block [b, L, ...] with its number and keeps its first two
         dimensions.
         """
         sizes = [len(block.length) * block.width for block in self.blocks]
-        parts = x.new_zeros(sum(sizes), *x.shape[1:]).index_copy(0, self.place, x).split(sizes)
+        parts = x.new_zeros(sum(sizes), *x.shape[1:]).index_copy_(0, self.place, x).split(sizes)
         done = [
             f(part.unflatten(0, (-1, block.width)), nth).flatten(0, 1)
             for nth, (part, block) in enumerate(zip(parts, self.blocks, strict=True))
@@ -85,14 +85,15 @@ def pack(spans: Spans, device: torch.device | str = "cpu") -> Packed:
     row = np.repeat(np.arange(len(length)), length)
     position = np.arange(len(row)) - np.repeat(length.cumsum() - length, length)
     kind = np.ceil(np.log2(np.maximum(length, NARROW)))
-    blocks, start, begin = [], np.zeros_like(length), 0
-    for which in (np.flatnonzero(kind == one) for one in np.unique(kind)):
-        width = int(length[which].max())
-        start[which] = begin + width * np.arange(len(which))
-        begin += width * len(which)
-        blocks.append(Block(there(length[which]), width))
-    place = np.repeat(start, length) + position
-    return Packed(spans.start[row] + position, there(row), there(position), there(length), there(place), tuple(blocks))
+    order = np.argsort(kind, kind="stable")
+    count = np.unique(kind, return_counts=True)[1]
+    width = np.maximum.reduceat(length[order], count.cumsum() - count)
+    wide = np.repeat(width, count)
+    start = np.empty_like(length)
+    start[order] = wide.cumsum() - wide
+    place = there(np.repeat(start, length) + position)
+    blocks = map(Block, there(length[order]).split(count.tolist()), width.tolist())
+    return Packed(spans.start[row] + position, there(row), there(position), there(length), place, tuple(blocks))
 
 
 def newest(histories: Histories, length: int) -> Spans:

@@ -80,12 +80,11 @@ class CausalBlock(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, clicks: Packed) -> Tensor:  # x: [n, D]
-        mixed = clicks.by_length(self.qkv(self.norm_attention(x)), self._mixed)
-        x = x + self.dropout(self.out(mixed))
-        return x + self.dropout(self.feed(self.norm_feed(x)))
+        def mixed(qkv: Tensor, block: int) -> Tensor:  # [b, L, 3D] -> [b, L, D]
+            return merged(F.scaled_dot_product_attention(*split(qkv, self.heads), is_causal=True))
 
-    def _mixed(self, qkv: Tensor, block: int) -> Tensor:  # [b, L, 3D] -> [b, L, D]
-        return merged(F.scaled_dot_product_attention(*split(qkv, self.heads), is_causal=True))
+        x = x + self.dropout(self.out(clicks.by_length(self.qkv(self.norm_attention(x)), mixed)))
+        return x + self.dropout(self.feed(self.norm_feed(x)))
 
 
 class GELU(nn.Module):

@@ -286,6 +286,7 @@ class CLRec(Model):
         check_unit(train, self.config.time_unit, self.cuts)
         self.log_share.copy_(log_shares(train, len(self.items)))
         spans = self.user.spans(train, self.config.max_len)
+        # Of windows too, where all clicks are targets: the figures of CLRec's study were made with such batches.
         for part in batched(spans, self.config.batch, rng, self.share, TOGETHER):
             clicks, item, bucket = self._clicks(train, part)
             at = self.user.trained(clicks)

@@ -71,6 +71,7 @@ def causal_and_real(clicks: Packed, item: Tensor) -> list[Tensor]:
     return [(~seen).float() * -1e4]  # all rows are max_len long: one block
 
 
+# Both draw the dropout of a view just before its encoders draw theirs: what is drawn when is part of a seed's result.
 def each_view(model: Any, views: tuple[Any, ...]) -> Iterator[Tensor]:
     """Every view with dropout of its own."""
     for view in views:
@@ -79,11 +80,9 @@ def each_view(model: Any, views: tuple[Any, ...]) -> Iterator[Tensor]:
 
 def each_sequence(model: Any, views: tuple[Any, ...]) -> Iterator[Tensor]:
     """Two views of one sequence share its embedding and its dropout; an augmented sequence is embedded by itself."""
-    embedded = None
+    first = model.embed(views[0].item, views[0].clicks)
     for view in views:
-        if embedded is None or view is not views[0]:
-            embedded = model.embed(view.item, view.clicks)
-        yield embedded
+        yield first if view is views[0] else model.embed(view.item, view.clicks)
 
 
 def sampled(mu: Tensor, sigma: Tensor, alpha: Tensor | float, rate: float, training: bool) -> Tensor:
