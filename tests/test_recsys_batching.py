@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from fastcl.recsys import BERT4Rec, ContrastVAE, Items, SASRec
 from fastcl.recsys.batching import Unclicked, batch_count, batched, newest, pack, prefixes, windows
 from fastcl.recsys.data import Histories
 from fastcl.recsys.layers import CausalBlock, PostBlock
@@ -58,6 +59,24 @@ def test_batches_hold_every_span_once_in_random_order(together):
     real = sum((b.stop - b.start).sum() for b in batches)
     padded = sum(len(b.start) * (b.stop - b.start).max() for b in batches)
     assert (padded < 1.1 * real) == (together == 32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (SASRec, {}),
+        (BERT4Rec, {}),
+        (ContrastVAE, {"augment": ()}),
+        (ContrastVAE, {"augment": (), "compat": "paper-code"}),
+    ],
+)
+def test_models_whose_clicks_are_all_targets_mix_lengths(kind, options):
+    rng = np.random.default_rng(0)
+    data = Histories.from_lists([rng.integers(1, 41, n).tolist() for n in rng.integers(2, 31, 2000)])  # 20 full batches
+    model = kind(Items(tuple(map(str, range(40)))), dim=8, heads=2, max_len=30, batch=100, seed=0, **options)
+    counts = np.array([model.targets(batch) for batch in model.batches(data, rng)])
+    assert counts.min() > 0.75 * counts.mean()  # sorted by length, the least is below a quarter
+    assert counts.max() < 1.25 * counts.mean()
 
 
 def test_padded_rows_hold_their_clicks():

@@ -165,8 +165,8 @@ CLEAN = Rules(
     options={},
 )
 
-# One thing is left out: their sampled negatives avoid a user's validation and test items too, of which training knows
-# nothing here.
+# Left out: their sampled negatives avoid a user's validation and test items too, of which training knows nothing here,
+# and may be the mask token.
 PAPER_CODE = Rules(
     spans=newest_window,
     lay=left_padded,
