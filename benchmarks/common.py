@@ -89,7 +89,7 @@ def machine() -> dict[str, Any]:
 
 
 def hardware() -> dict[str, Any]:
-    """The same where the rows say how many threads they used."""
+    """The same where the rows say how many threads they used; a preloaded library may change what torch runs at."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -98,7 +98,9 @@ def hardware() -> dict[str, Any]:
         ]
         model = lines[0] if lines else model
     facts = fastcl.config()
-    return {"processor": model, "cores": os.cpu_count(), **{key: facts[key] for key in ("isa", "torch", "version")}}
+    found = {"processor": model, "cores": os.cpu_count(), **{key: facts[key] for key in ("isa", "torch", "version")}}
+    preloaded = [Path(library).name for library in os.environ.get("LD_PRELOAD", "").replace(":", " ").split()]
+    return found | ({"preloaded": preloaded} if preloaded else {})
 
 
 def numbers(text: str) -> list[int]:

@@ -9,6 +9,12 @@ results/PAPER.json. Training and measuring one run is study.py's business.
 With MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_TOP_PAD_=268435456 in the environment,
 glibc does not give the memory of every step back only to clear it for the next one: a step by the authors' rules of
 ContrastVAE took 18% less on one machine.
+
+On AMD's processors MKL, whose float32 products torch uses, takes AVX2 even where there is AVX-512. Where a preloaded
+library has it believe that the processor is Intel's, such a step took 40% less on one machine (a product alone 57%);
+results name what was preloaded:
+    echo 'int mkl_serv_intel_cpu_true(void) { return 1; }' | gcc -x c -shared -fPIC -o libmkl-avx512.so -
+    LD_PRELOAD=$PWD/libmkl-avx512.so python -m benchmarks.quality ...
 """
 
 import argparse
