@@ -17,7 +17,7 @@ import torch
 
 import fastcl
 from benchmarks.cases import CASES, Case, fused, inputs, lean, textbook
-from benchmarks.common import median_ratio
+from benchmarks.common import hardware, median_ratio
 from benchmarks.peers import PEERS, Loss, missing
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -102,3 +102,10 @@ def test_instructions_are_counted(tmp_path: Path) -> None:
     rows = json.loads(output.read_text())["rows"]
     # A vector of 8 floats a multiply-add at best, 4 products at most, and something must have been counted.
     assert all(1 / 8 < row["per multiply-add of N x M x D"] < 8 for row in rows)
+
+
+def test_results_name_preloaded_libraries_without_their_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    assert "preloaded" not in hardware()
+    monkeypatch.setenv("LD_PRELOAD", "/some/folder/libone.so:libtwo.so")
+    assert hardware()["preloaded"] == ["libone.so", "libtwo.so"]
