@@ -9,6 +9,7 @@ machine's load meets all alike. "the authors' arithmetic" is that of their progr
 contrast; theirs compares 2B x 2B vectors in a block of 2B x 2B x D, and the row with the block adds the measured cost
 of it. "paper-code" is our form of it, which decodes clicks alone. Their program itself was not run.
 Memory: the peak resident set of a process that trains two epochs with the study's settings and ranks the test cases.
+Where MKL takes AVX2 by itself, results/contrastvae-cost-mkl-avx512 has the same with AVX-512 (quality.py says how).
 """
 
 import argparse
