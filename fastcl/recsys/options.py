@@ -3,9 +3,12 @@
 Every refusal names the option, what was expected and what came. Nothing here knows a particular model.
 """
 
+import contextlib
 import dataclasses
 import difflib
+import enum
 import math
+import types
 import typing
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -40,12 +43,14 @@ def one_of(choices: Iterable[str], name: str, value: str) -> None:
 def parse_settings(config: type, settings: Sequence[str]) -> dict[str, Any]:
     """["key=value", ...] -> {key: value in the type of the dataclass field}; ValueError for anything else.
 
+    A field may be an int, float, str, bool ("true", "false"), Enum (a member's name) or Literal, a tuple of these
+    (separated by commas) or a union of them, `int | None` too ("none").
+
     >>> from fastcl.recsys import SASRecConfig
     >>> parse_settings(SASRecConfig, ["dim=32", "dropout=0.1"])
     {'dim': 32, 'dropout': 0.1}
     """
-    types = typing.get_type_hints(config)
-    fields = [field.name for field in dataclasses.fields(config)]
+    fields = [field.name for field in dataclasses.fields(config) if field.init]
     parsed: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -57,15 +62,70 @@ def parse_settings(config: type, settings: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"--set: {config.__name__} has no field {key!r}; {hint}")
         if key in parsed:
             raise ValueError(f"--set: expected each key once, got {key!r} twice")
-        parsed[key] = _convert(key, text, types[key])
+        kind = typing.get_type_hints(config)[key]
+        try:
+            wanted = _wanted(kind)
+        except TypeError as unknown:
+            raise ValueError(
+                f"--set {key}: {config.__name__} declares it as {unknown}, which no text stands for"
+            ) from None
+        try:
+            parsed[key] = _convert(text, kind)
+        except ValueError:
+            raise ValueError(f"--set {key}: expected {wanted}, got {text!r}") from None
     return parsed
 
 
-def _convert(key: str, text: str, kind: Any) -> Any:
-    try:
-        if typing.get_origin(kind) is tuple:
-            return tuple(typing.get_args(kind)[0](part) for part in text.split(",") if part.strip())
+_BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_SIMPLE = {int: "a whole number", float: "a number", bool: "true or false", type(None): "none", str: "a text"}
+
+
+def _wanted(kind: Any) -> str:
+    """A type in words; TypeError, with its name, for one that no text stands for."""
+    choices = _choices(kind)
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
+    if choices is not None:
+        return f"one of {', '.join(choices)}"
+    parts = [_wanted(part) for part in _parts(kind) if part is not Ellipsis]
+    if not _is_tuple(kind):
+        return " or ".join(parts)
+    return f"values separated by commas, each {parts[0]}" if ... in _parts(kind) else f"{', '.join(parts)}, with commas"
+
+
+def _convert(text: str, kind: Any) -> Any:
+    """The text as a value of the type, which `_wanted` knows; ValueError where it is none."""
+    choices = _choices(kind)
+    if kind is bool or kind is type(None) or choices is not None:
+        words = _BOOLS if kind is bool else {"none": None} if choices is None else choices
+        if text not in words and text.lower() not in words:
+            raise ValueError(text)
+        return words.get(text, words.get(text.lower()))
+    if kind in _SIMPLE:
         return kind(text)
-    except ValueError:
-        wanted = {int: "a whole number", float: "a number"}.get(kind, "numbers separated by commas")
-        raise ValueError(f"--set {key}: expected {wanted}, got {text!r}") from None
+    parts = list(_parts(kind))
+    if _is_tuple(kind):
+        cells = [cell for cell in text.split(",") if cell.strip()]
+        kinds = parts[:1] * len(cells) if ... in parts else parts
+        return tuple(_convert(cell, part) for cell, part in zip(cells, kinds, strict=True))
+    for part in sorted(parts, key=lambda part: part is str):  # any text is a str: the others first
+        with contextlib.suppress(ValueError):
+            return _convert(text, part)
+    raise ValueError(text)
+
+
+def _choices(kind: Any) -> dict[str, Any] | None:
+    """What text stands for which value, of a Literal and an Enum."""
+    if typing.get_origin(kind) is typing.Literal:
+        return {str(choice): choice for choice in typing.get_args(kind)}
+    return dict(kind.__members__) if isinstance(kind, type) and issubclass(kind, enum.Enum) else None
+
+
+def _is_tuple(kind: Any) -> bool:
+    return typing.get_origin(kind) is tuple
+
+
+def _parts(kind: Any) -> tuple[Any, ...]:
+    if not _is_tuple(kind) and typing.get_origin(kind) not in (typing.Union, types.UnionType):
+        raise TypeError(getattr(kind, "__name__", kind) if isinstance(kind, type) else kind)
+    return typing.get_args(kind)

@@ -1,0 +1,102 @@
+"""`--set key=value`: every type that a config's field may have, and a refusal by name for the others."""
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any, Literal, Optional
+
+import pytest
+
+from fastcl.recsys.models import MODELS
+from fastcl.recsys.options import parse_settings
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclass
+class Config:
+    number: int = 1
+    rate: float = 1.0
+    name: str = ""
+    flag: bool = True
+    limit: int | None = None
+    old: Optional[float] = None  # noqa: UP045
+    text: str | None = None
+    either: str | int = 0
+    kind: Literal["a", "b", 3, True] = "a"
+    maybe: Literal["a"] | None = None
+    colour: Colour = Colour.RED
+    sizes: tuple[int, ...] = ()
+    pair: tuple[int, str] = (1, "a")
+    flags: tuple[bool, ...] = ()
+    table: dict[str, int] = field(default_factory=dict)
+    anything: Any = None
+    mixed: int | list[int] = 0
+    hidden: int = field(default=0, init=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("number=-3", -3),
+        ("rate=1e-3", 1e-3),
+        ("name=", ""),
+        ("name=a=b,c", "a=b,c"),
+        *((f"flag={word}", True) for word in ("true", "True", "yes", "on", "1")),
+        *((f"flag={word}", False) for word in ("false", "False", "FALSE", "no", "off", "0")),
+        ("limit=5", 5),
+        ("limit=none", None),
+        ("limit=None", None),
+        ("old=0.5", 0.5),
+        ("old=none", None),
+        ("text=none", None),
+        ("text=some", "some"),
+        ("either=7", 7),
+        ("either=seven", "seven"),
+        ("kind=b", "b"),
+        ("kind=3", 3),
+        ("kind=True", True),
+        ("maybe=a", "a"),
+        ("maybe=none", None),
+        ("colour=BLUE", Colour.BLUE),
+        ("sizes=", ()),
+        ("sizes=1,2,3", (1, 2, 3)),
+        ("pair=2,b", (2, "b")),
+        ("flags=false,true", (False, True)),
+    ],
+)
+def test_every_type_of_a_field_is_parsed(text: str, value: object) -> None:
+    (found,) = parse_settings(Config, [text]).values()
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("number=1.5", "--set number: expected a whole number, got '1.5'"),
+        ("flag=maybe", "--set flag: expected true or false, got 'maybe'"),
+        ("flag=", "--set flag: expected true or false, got ''"),
+        ("limit=x", "--set limit: expected a whole number or none, got 'x'"),
+        ("kind=c", "--set kind: expected one of a, b, 3, True, got 'c'"),
+        ("maybe=b", "--set maybe: expected one of a or none, got 'b'"),
+        ("colour=GREEN", "--set colour: expected one of RED, BLUE, got 'GREEN'"),
+        ("sizes=1,x", "--set sizes: expected values separated by commas, each a whole number, got '1,x'"),
+        ("pair=1", "--set pair: expected a whole number, a text, with commas, got '1'"),
+        ("table=x", r"--set table: Config declares it as dict\[str, int\], which no text stands for"),
+        ("anything=x", r"--set anything: Config declares it as (typing.)?Any, which no text stands for"),
+        ("mixed=x", r"--set mixed: Config declares it as list\[int\], which no text stands for"),
+        ("hidden=1", "--set: Config has no field 'hidden'"),
+    ],
+)
+def test_what_no_text_stands_for_is_refused_by_name(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_settings(Config, [text])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_defaults_of_every_model_can_be_set(model: str) -> None:
+    defaults = vars(MODELS[model].Config())
+    texts = {k: ",".join(map(str, v)) if isinstance(v, tuple) else str(v) for k, v in defaults.items()}
+    assert parse_settings(MODELS[model].Config, [f"{key}={text}" for key, text in texts.items()]) == defaults
