@@ -47,7 +47,7 @@ def shift(name: str, folder: Path) -> Parts:
     """Trained on the weekdays of the first four fifths of the rows; tested on a user's first row of a later weekday,
     and with the same history on the first one of a later weekend (as CLRec's table 4).
     """
-    data = _timed(name, folder)
+    data = timed(name, folder)
     assert data.log.time is not None, "the log was read with times"
     cut = float(np.quantile(data.log.time, 0.8))
     weekend = (data.log.time // DAY + 3) % 7 >= 5  # the first day of 1970 was a Thursday
@@ -79,7 +79,7 @@ def _log(name: str, folder: Path) -> Interactions:
     return Interactions.read(folder / f"{name}.txt.gz", format="sequence")
 
 
-def _timed(name: str, folder: Path) -> Interactions:
+def timed(name: str, folder: Path) -> Interactions:
     """The log with its times, and the items' classes as their feature."""
     if name.startswith(BUNDLED):
         return bundled(name.removeprefix(BUNDLED))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastcl.recsys import BERT4Rec, ContrastVAE, Items, SASRec
+from fastcl.recsys import BERT4Rec, CLRec, ContrastVAE, Items, SASRec
 from fastcl.recsys.batching import Unclicked, batch_count, batched, newest, pack, prefixes, windows
 from fastcl.recsys.data import Histories
 from fastcl.recsys.layers import CausalBlock, PostBlock
@@ -68,6 +68,7 @@ def test_batches_hold_every_span_once_in_random_order(together):
         (BERT4Rec, {}),
         (ContrastVAE, {"augment": ()}),
         (ContrastVAE, {"augment": (), "compat": "paper-code"}),
+        (CLRec, {"encoder": "sasrec", "negatives": 2000}),
     ],
 )
 def test_models_whose_clicks_are_all_targets_mix_lengths(kind, options):
@@ -77,6 +78,19 @@ def test_models_whose_clicks_are_all_targets_mix_lengths(kind, options):
     counts = np.array([model.targets(batch) for batch in model.batches(data, rng)])
     assert counts.min() > 0.75 * counts.mean()  # sorted by length, the least is below a quarter
     assert counts.max() < 1.25 * counts.mean()
+
+
+def test_negatives_are_drawn_only_where_a_loss_reads_them(monkeypatch):
+    """And the batches are the same with and without them: the draws come after the order."""
+    data = histories()
+    made = {loss: SASRec(Items(tuple(map(str, range(40)))), dim=8, batch=9, loss=loss) for loss in ("bce", "softmax")}
+    drawn = list(made["bce"].batches(data, np.random.default_rng(3)))
+    monkeypatch.setattr(Unclicked, "__init__", lambda *_: pytest.fail("nobody reads these draws"))
+    plain = list(made["softmax"].batches(data, np.random.default_rng(3)))
+    for one, two in zip(drawn, plain, strict=True):
+        assert torch.equal(one.item, two.item)
+        assert torch.equal(one.target, two.target)
+        assert (len(one.negative), len(two.negative)) == (len(one.target), 0)
 
 
 def test_padded_rows_hold_their_clicks():

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcl.recsys.data import Cases, Histories
+from fastcl.recsys.measures import COUNTS
 from fastcl.recsys.metrics import draw_negatives, evaluate, rank_cases, top_k
 
 INF = math.inf
@@ -74,7 +75,7 @@ def test_ties_count_half() -> None:
 def test_a_target_at_minus_infinity_is_a_miss() -> None:
     assert metrics([[0.0, -INF, -INF, -INF]], [[]], [1], k=(3,)) == {
         "recall@3": 0.0, "ndcg@3": 0.0, "diversity@3": 0.0, "popularity@3": 0.0,
-        "cases": 1, "unseen_targets": 0,
+        "cases": 1, "unseen_targets": 0, "repeated_targets": 0,
     }  # fmt: skip
 
 
@@ -197,7 +198,7 @@ def test_pop100_is_seeded_and_independent_of_the_chunk() -> None:
     def run(seed: int, chunk: int) -> dict[str, float]:
         return evaluate(Table(scores), cases, counts=counts, protocol="pop100", seed=seed, chunk=chunk)
 
-    assert set(run(0, 7)) == {"hr@10", "ndcg@10", "cases", "unseen_targets"}
+    assert set(run(0, 7)) == {"hr@10", "ndcg@10", *COUNTS}
     assert run(0, 7) == run(0, 60)
     assert run(0, 7) != run(1, 7)
 

@@ -6,12 +6,14 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fastcl.recsys import CLRec, Histories, Interactions, Items, MultiCLRec, SASRec, cli, save
+from fastcl.recsys import CLRec, Histories, Interactions, Items, MultiCLRec, SASRec, cli, fit, save
+from fastcl.recsys.models.clrec import Batch
 from fastcl.recsys.plot import TRAINED, plot, queue_replay
 from fastcl.recsys.report import popularity_shares, shown_shares
 
@@ -38,19 +40,34 @@ def test_shares_of_shown_items() -> None:
     assert shown_shares(np.array([0, 1, 1, 1, 1, 1, 3]), counts) == [0.125, 0.125, 0.25, 0.125, 0.375]
 
 
-def test_replay_is_what_the_queue_holds() -> None:
-    model = CLRec(ITEMS, dim=8, batch=16, negatives=64, time_cuts=())
-    split = log().split()
-    replay = queue_replay(model, split.train, seed=5)
-    for step, batch in enumerate(model.batches(split.train, np.random.default_rng(5))):
-        ids = model.queue.ids
+class Watched(CLRec):
+    """Writes down what its queue held before each step."""
+
+    def parts(self, batch: Batch) -> dict[str, torch.Tensor]:
+        assert self.queue is not None
+        ids = self.queue.ids
         held = [] if ids is None else ids.tolist()
         pairs = [target == entry for target in batch.target.tolist() for entry in held]
-        assert replay["hits"][step] == pytest.approx(np.mean(pairs or [0.0]))
-        assert replay["oldest"][step] - min(step, 3) in (0, 1)  # 48 places for batches of 16, one of them smaller
-        model.loss(batch)
-        model.after_step(batch)
-    assert len(replay["age"]) == model.steps(split.train)
+        hits.append(float(np.mean(pairs or [0.0])))
+        return super().parts(batch)
+
+
+hits: list[float] = []
+
+
+@pytest.mark.parametrize("encoder", ["pooling", "sasrec"])
+def test_replay_is_what_the_queue_held_in_training(encoder: str) -> None:
+    options: dict[str, Any] = {"dim": 8, "batch": 16, "negatives": 64, "time_cuts": (), "encoder": encoder}
+    split = log().split()
+    hits.clear()
+    fit(Watched(ITEMS, **options), split, epochs=1, seed=5, progress=False)
+    model = CLRec(ITEMS, **options)
+    replay = queue_replay(model, split.train, seed=5)
+    assert replay["hits"] == pytest.approx(hits)
+    assert len(set(hits)) > 2
+    assert len(replay["age"]) == len(hits) == model.steps(split.train)
+    if encoder == "pooling":  # 48 places for batches of 16, one of them smaller
+        assert all(oldest - min(step, 3) in (0, 1) for step, oldest in enumerate(replay["oldest"]))
     with pytest.raises(ValueError, match="model: expected one with a queue, got objective 'full_softmax'"):
         queue_replay(CLRec(ITEMS, dim=8, objective="full_softmax"), split.train, seed=5)
 

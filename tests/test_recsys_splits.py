@@ -202,6 +202,26 @@ def test_files_that_are_split_already(tmp_path: Path) -> None:
         Interactions.presplit(train, valid, write(tmp_path / "test.txt", "a x\n"))
 
 
+@pytest.mark.parametrize("model_class", MODELS.values(), ids=list(MODELS))
+def test_a_split_with_nothing_to_train_on_is_refused(model_class: type[Model], tmp_path: Path) -> None:
+    """Three clicks a user, of which train gets one: no model has a target, and the folder stays as it was."""
+    log = Interactions.read({"user": list("aaabbb"), "item": list("xyzyxz"), "time": [1, 2, 3, 1, 2, 3]})
+    model = model_class(log.items, dim=8)
+    for out in (None, tmp_path / "run"):
+        with pytest.raises(ValueError, match="split: nothing to train on: expected a train history of at least 2 clic"):
+            fit(model, log.split(), epochs=1, out=out, progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_targets_that_are_repeats_are_counted() -> None:
+    log = Interactions.read({"user": list("aaaabbbbcccc"), "item": list("xyzxxyzwzzyy"), "time": [1, 2, 3, 4] * 3})
+    split = log.split()
+    assert split.test.repeated.tolist() == [True, False, True]
+    assert split.report is not None
+    assert split.report.repeated_targets == 2
+    assert "2 test targets are in their user's history" in str(split.report)
+
+
 # 11: histories longer than a model's max_len are cut to the newest, by the model's own length and nothing else; and a
 # split may leave users without a train history.
 @pytest.mark.parametrize("model_class", MODELS.values(), ids=list(MODELS))

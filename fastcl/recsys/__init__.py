@@ -46,6 +46,7 @@ from fastcl.recsys.models import (
 from fastcl.recsys.plot import plot
 from fastcl.recsys.recommend import query_vectors, recommend, recommend_users
 from fastcl.recsys.robustness import robustness
+from fastcl.recsys.serving import serving
 from fastcl.recsys.train import fit, resume
 
 __all__ = [
@@ -92,5 +93,6 @@ __all__ = [
     "resume",
     "robustness",
     "save",
+    "serving",
     "top_k",
 ]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from .data import Cases, Scorer
-from .measures import DISTANCE, OF_RANKS, measure
+from .measures import COUNTS, DISTANCE, OF_RANKS, measure
 from .metrics import MEMORY, metric_names, rank_cases
 
 DRAWS = 9999
@@ -129,7 +129,7 @@ def paired_test(a: np.ndarray, b: np.ndarray, draws: int = DRAWS, seed: int = 0)
 def _over_runs(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     row: dict[str, float] = {}
     for name in results[0]:
-        if name in ("cases", "unseen_targets"):  # the same for all
+        if name in COUNTS:
             row[name] = results[0][name]
             continue
         values = np.array([result[name] for result in results])

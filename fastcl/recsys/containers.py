@@ -3,6 +3,7 @@ and 1..I inside, 0 is padding. Nothing here reads files, draws random numbers, p
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -77,6 +78,15 @@ class Items:
     def _number(self) -> dict[str, int]:
         return {item: number for number, item in enumerate(self.ids, start=1)}
 
+    @cached_property
+    def digest(self) -> str:
+        """The same for two tables whose numbers mean the same ids."""
+        digest = hashlib.sha256()
+        for item in self.ids:
+            name = item.encode("utf-8", "surrogatepass")
+            digest.update(b"%d:%b" % (len(name), name))
+        return digest.hexdigest()
+
     def encode(self, ids: Iterable[str]) -> np.ndarray:
         """External ids to numbers, int64; 0 where an id is unknown.
 
@@ -116,12 +126,14 @@ class Items:
 class Histories:
     """Ragged histories, packed: row b is `item[offsets[b]:offsets[b+1]]`, oldest first.
 
-    offsets: int64 [B+1] from 0 to P. item: int64 [P], 1..I. time: int64 or float64 [P], or None.
+    offsets: int64 [B+1] from 0 to P. item: int64 [P], 1..I. time: int64 or float64 [P], or None. items: the table that
+    the numbers are of, where it is known, as it is in a log and a split: no model then takes them for its own items.
     """
 
     offsets: np.ndarray
     item: np.ndarray
     time: np.ndarray | None = None
+    items: Items | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         offsets, item = self.offsets, self.item
@@ -161,7 +173,7 @@ class Histories:
     def slice(self, starts: np.ndarray, lengths: np.ndarray) -> Histories:
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-        return Histories(offsets, self.item[index], None if self.time is None else self.time[index])
+        return Histories(offsets, self.item[index], None if self.time is None else self.time[index], self.items)
 
     @classmethod
     def from_lists(cls, lists: Sequence[Sequence[int]], times: Sequence[Sequence[float]] | None = None) -> Histories:
@@ -200,13 +212,20 @@ class Cases:
     def __len__(self) -> int:
         return len(self.target)
 
+    @property
+    def repeated(self) -> np.ndarray:
+        """bool [C], whether the target is in the case's own history: a sure miss where seen items are masked."""
+        row = np.repeat(np.arange(len(self)), self.history.lengths)
+        again = self.history.item == self.target[row]
+        return np.bincount(row[again], minlength=len(self)) > 0
+
 
 @dataclass(frozen=True, eq=False)
 class Split:
     """Train histories (row u = user u), validation and test cases.
 
-    counts: int64 [I+1], clicks of each item in train; the cases carry them along. report: how it was made and what it
-    leaves out. data_report: what reading found.
+    counts: int64 [I+1], clicks of each item in train; the cases carry them along, as all histories do `items`.
+    report: how it was made and what it leaves out. data_report: what reading found.
     """
 
     items: Items
@@ -219,8 +238,11 @@ class Split:
     data_report: DataReport | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "train", replace(self.train, items=self.items))
         for name in ("valid", "test"):
-            object.__setattr__(self, name, replace(getattr(self, name), counts=self.counts))
+            cases = getattr(self, name)
+            history = replace(cases.history, items=self.items)
+            object.__setattr__(self, name, replace(cases, history=history, counts=self.counts))
 
 
 class Scorer(Protocol):

@@ -183,7 +183,8 @@ class SplitReport:
     how: "last-one", "time" or "files". at: the cut of "time", in the unit of the times. ties, seed: as given.
     train_rows, valid_cases, test_cases: sizes. not_evaluated: users without a test case. held_out_unused: rows held out
     of train that are no target (a user's later rows behind the first). unseen_targets: test targets that train never
-    shows. later_in_train: test cases whose target is earlier than some row of train; None without times.
+    shows. repeated_targets: test targets that are in their user's history, sure misses where seen items are masked.
+    later_in_train: test cases whose target is earlier than some row of train; None without times.
     """
 
     how: str
@@ -196,6 +197,7 @@ class SplitReport:
     not_evaluated: int
     held_out_unused: int
     unseen_targets: int
+    repeated_targets: int
     later_in_train: int | None
 
     def to_json(self) -> dict[str, Any]:
@@ -213,6 +215,7 @@ class SplitReport:
             (self.not_evaluated, "users have no test case"),
             (self.held_out_unused, "rows are held out without being a target (a user's rows behind the first one)"),
             (self.unseen_targets, "test targets never occur in train"),
+            (self.repeated_targets, "test targets are in their user's history: sure misses unless seen items are kept"),
             (self.later_in_train or 0, "test targets are earlier than some row of train, which leaks the future"),
         )
         lines += [f"{count:,} {what}" for count, what in facts if count]

@@ -19,6 +19,7 @@ from fastcl.recsys.data import Histories
 from fastcl.recsys.models import Model
 from fastcl.recsys.models.base import inner_products
 from fastcl.recsys.options import at_least, one_of
+from fastcl.recsys.serving import check_items, serving
 
 QUERIES = 1000  # at most so many histories are looked up
 CHUNK = 100  # of them at once
@@ -46,7 +47,7 @@ def export(
     index: str = INDEX,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Writes the item vectors of a model in eval mode to `folder`, and returns what export.json holds.
+    """Writes the item vectors of a model to `folder`, and returns what export.json holds.
 
         vectors.npy   float32 [I, D], row r is the item ids[r]          to="npy"
         index.faiss   the same vectors in the same order, indexed       to="faiss", needs the extra `ann`
@@ -64,8 +65,8 @@ def export(
         index: a Faiss index factory string; trained where it needs that. HNSW searches with efSearch=128.
         seed: of the sample of queries.
 
-    Files are replaced whole. Raises ValueError for a bad option, no queries, or a model whose scores no inner product
-    ranks; ImportError where Faiss is missing.
+    Files are replaced whole. Raises ValueError for a bad option, no queries or those of other items, or a model whose
+    scores no inner product ranks; ImportError where Faiss is missing.
 
     >>> from fastcl.recsys import SASRec, bundled
     >>> model = SASRec(bundled("purchases").items, seed=0).eval()
@@ -81,8 +82,9 @@ def export(
         queries = Histories.from_lists(rng.integers(1, len(ids) + 1, (QUERIES, 1)).tolist())
     if not len(queries):
         raise ValueError("queries: expected at least one history, got none")
+    check_items(model, queries, "queries")
     queries = queries.take(np.sort(rng.permutation(len(queries))[:QUERIES]))
-    with torch.inference_mode():
+    with torch.inference_mode(), serving(model):
         vectors = model.item_vectors()[1:].float().contiguous()
         written = WRITERS[to](vectors.numpy(force=True), index)
         recall = _recall(model, vectors, queries, k, written.search)

@@ -41,7 +41,7 @@ class PersonalFrequency:
 class CoOccurrence:
     """Cosine co-occurrence mixed with transitions, both from train; for a history h_1 ... h_n (newest last)
 
-        score(j) = sum_t 0.8^(n-t) * (cos(h_t, j) + next(h_t, j))
+        score(j) = sum_t 0.8^(n-t) * (cos(h_t, j) + mix * next(h_t, j))
         cos(i, j)  = users with both i and j / sqrt(users with i * users with j)
         next(i, j) = sum over s = 1, 2, 3 of 0.8^(s-1) * times j came s clicks after i / sqrt(clicks of i)
 
@@ -51,6 +51,7 @@ class CoOccurrence:
 
     decay = 0.8
     steps = 3
+    mix = 1.0
 
     def __init__(self, train: Histories, n_items: int) -> None:
         users, self._columns = len(train), n_items + 1
@@ -66,7 +67,7 @@ class CoOccurrence:
             same = row[step:] == row[:-step]
             source.append(train.item[:-step][same])
             destination.append(train.item[step:][same])
-            weight.append(self.decay ** (step - 1) / np.sqrt(clicks[source[-1]]))
+            weight.append(self.mix * self.decay ** (step - 1) / np.sqrt(clicks[source[-1]]))
         shape = (self._columns, self._columns)
         self._next = _sparse(np.concatenate(destination), np.concatenate(source), np.concatenate(weight), shape)
 

@@ -11,11 +11,12 @@ import torch
 from fastcl.recsys.data import PAD, Histories
 from fastcl.recsys.models import MultiCLRec
 from fastcl.recsys.recommend import MAX_CHUNK, rank
+from fastcl.recsys.serving import check_items, serving
 
 
 @torch.inference_mode()
 def intents(model: MultiCLRec, histories: Histories, k: int = 10, seen: str = "mask") -> dict[str, Any]:
-    """The intents of a model in eval mode, over its items and some histories.
+    """The intents of a model, over its items and some histories.
 
     Returns:
         "category":     the feature that the intents are clusters of, "" where each item is a category.
@@ -32,7 +33,7 @@ def intents(model: MultiCLRec, histories: Histories, k: int = 10, seen: str = "m
         histories: one or more, none of them empty.
         k, seen: of the lists, as in `recommend`.
 
-    Raises TypeError for another model, ValueError without histories.
+    Raises TypeError for another model, ValueError without histories or for those of other items.
 
     >>> from fastcl.recsys import Feature, Histories, Items, MultiCLRec
     >>> items = Items(tuple("abc"), None, {"colour": Feature.from_labels([["red"], ["red"], ["blue"]])})
@@ -44,6 +45,12 @@ def intents(model: MultiCLRec, histories: Histories, k: int = 10, seen: str = "m
         raise TypeError(f"model: expected one with intents (MultiCLRec), got {type(model).__name__}")
     if not len(histories):
         raise ValueError("histories: expected at least one, got none")
+    check_items(model, histories, "histories")
+    with serving(model):
+        return _measured(model, histories, k, seen)
+
+
+def _measured(model: MultiCLRec, histories: Histories, k: int, seen: str) -> dict[str, Any]:
     count = model.config.intents
     routed = model.intents(torch.arange(len(model.items) + 1, device=model.device)).cpu()
     of_item = routed.argmax(1).numpy()

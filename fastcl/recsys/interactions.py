@@ -28,6 +28,9 @@ class Interactions:
     log: Histories
     report: DataReport | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "log", replace(self.log, items=self.items))
+
     @classmethod
     def read(
         cls,

@@ -20,6 +20,7 @@ from torch import Tensor
 from fastcl.recsys import launch
 from fastcl.recsys.data import Split
 from fastcl.recsys.models import Model
+from fastcl.recsys.serving import check_items
 from fastcl.recsys.state import Progress, Settings
 
 T = TypeVar("T")
@@ -57,9 +58,21 @@ def new_run(
     betas: tuple[float, float] = (0.9, 0.98),
     rate: Callable[[float], float] = falling,
 ) -> Run:
-    """beta2 = 0.98 as in the code of both papers: rarely clicked items move too far under 0.999."""
+    """A training that has not begun. ValueError where `check` finds that there can be none.
+
+    beta2 = 0.98 as in the code of both papers: rarely clicked items move too far under 0.999.
+    """
+    check(model, split)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, betas=betas, fused=True)
     return Run(model, split, settings, folder, optimizer, Progress(), rate)
+
+
+def check(model: Model, split: Split) -> None:
+    """ValueError where the items of `model` are not those of `split`, numbered alike, or where nothing trains it."""
+    check_items(model, split.train, "split")
+    if not model.steps(split.train):
+        longest = int(split.train.lengths.max(initial=0))
+        raise ValueError(f"split: nothing to train on: expected a train history of at least 2 clicks, got {longest}")
 
 
 def epoch(run: Run, save: Callable[[], None] = lambda: None, label: str = "") -> dict[str, float]:

@@ -22,6 +22,7 @@ class Ranking:
     target:     int64 [C]. counts: int64 [I+1], clicks of each item in train.
     shown:      int64 [len(k), I+1], how many top-k lists hold each item; None where only some items were ranked.
     distance:   float64 [len(k)], mean intra-list distance; None where no item vectors were given.
+    repeated:   bool [C], whether the target is in the case's own history; None where it is not known.
     """
 
     k: tuple[int, ...]
@@ -31,6 +32,7 @@ class Ranking:
     counts: np.ndarray
     shown: np.ndarray | None = None
     distance: np.ndarray | None = None
+    repeated: np.ndarray | None = None
 
 
 def recall(rank: np.ndarray, k: int) -> np.ndarray:
@@ -123,6 +125,7 @@ OF_LISTS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 }
 WITHOUT_K: dict[str, Callable[[Ranking], float]] = {"auc": auc}
 DISTANCE = "distance"
+COUNTS = ("cases", "unseen_targets", "repeated_targets")  # of the cases, the same for every scorer
 METRICS = (*OF_RANKS, *OF_LISTS, DISTANCE, *WITHOUT_K)
 DEFAULT = {
     "full": ("recall", "ndcg", "diversity", "popularity"),
@@ -132,8 +135,8 @@ DEFAULT = {
 
 
 def measure(found: Ranking, metrics: Sequence[str]) -> dict[str, float]:
-    """The named metrics, "NAME@k" for each cut-off ("auc" has none), and two counts: "cases", and "unseen_targets",
-    the cases whose target has no train click.
+    """The named metrics, "NAME@k" for each cut-off ("auc" has none), and COUNTS: "cases", "unseen_targets", the cases
+    whose target has no train click, and "repeated_targets", those whose target is in their own history, where known.
 
     >>> found = Ranking((1,), np.array([1.0, 2.0]), np.array([5, 5]), np.array([1, 2]), np.array([0, 3, 0]))
     >>> measure(found, ("recall", "auc"))
@@ -147,7 +150,8 @@ def measure(found: Ranking, metrics: Sequence[str]) -> dict[str, float]:
         for nth, cutoff in enumerate(found.k):
             result[f"{name}@{cutoff}"] = _at_k(found, name, nth)
     unseen = int((found.counts[found.target] == 0).sum())
-    return result | {"cases": len(found.rank), "unseen_targets": unseen}
+    result |= {"cases": len(found.rank), "unseen_targets": unseen}
+    return result if found.repeated is None else result | {"repeated_targets": int(found.repeated.sum())}
 
 
 def _at_k(found: Ranking, name: str, nth: int) -> float:

@@ -1,5 +1,5 @@
 """Ranking of one target a case, exactly: all items in chunks, or 100 drawn negatives. The mask of seen items lives here
-and nowhere else; nothing here trains, changes a scorer's mode or loops over users in Python."""
+and nowhere else; nothing here trains or loops over users in Python."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from .data import PAD, Cases, Histories, Scorer
 from .distance import MeanDistance
 from .measures import DEFAULT, DISTANCE, Ranking, check_metrics, measure
+from .serving import check_items, serving
 
 NEGATIVES = 100
 SEEN = ("mask", "keep")
@@ -39,12 +40,14 @@ def evaluate(
     chunk: int = 256,
     memory: int = MEMORY,
 ) -> dict[str, float]:
-    """Means over all cases, none left out, with "cases" and "unseen_targets" (cases whose target has no train click).
+    """Means over all cases, none left out, with three counts: "cases", "unseen_targets" (cases whose target has no
+    train click; it is ranked like any other item) and "repeated_targets" (cases whose target is in their own history).
 
-    scorer:   has `scores(histories)`, float [B, I+1]; put a model into eval mode before.
+    scorer:   has `scores(histories)`, float [B, I+1]; a model is in eval mode for the time of the call.
     counts:   int64 [I+1], clicks of each item in train; None: the cases' own, as a split's cases have them.
     k:        cut-offs.
-    seen:     "mask" puts the items of a case's history at -inf, its target too if it is a repeat; "keep" ranks them.
+    seen:     "mask" puts the items of a case's history at -inf, so that a repeated target is a miss for every scorer;
+              "keep" ranks them.
     protocol: "full" ranks all items. "uniform100" and "pop100" rank the target among 100 negatives, drawn by
               `draw_negatives` uniformly among all items, or in proportion to the train clicks. Figures of a sampled
               protocol compare with that protocol's alone.
@@ -60,7 +63,8 @@ def evaluate(
     rank = 1 + #higher + 0.5 * #equal others, so a constant scorer gets no credit for the order of the ids. A target at
     -inf is never recommended and is a miss at every k, under ties too.
 
-    Raises ValueError for a bad option, no cases, scores of a wrong shape, or a NaN score.
+    Raises ValueError for a bad option, no cases, scores of a wrong shape, a NaN score, or a model whose items are not
+    those of the cases, numbered alike.
 
     >>> from fastcl.recsys.data import bundled
     >>> from fastcl.recsys.floors import Popularity
@@ -123,7 +127,9 @@ def rank_cases(
     counts = train_counts(cases, counts)
     inputs = cases.history if inputs is None else inputs
     if not len(cases):
-        raise ValueError("cases: expected at least one, got none")
+        raise ValueError('cases: expected at least one, got none (the split "none" holds nothing out)')
+    for histories in (cases.history, inputs):
+        check_items(scorer, histories, "cases")
     if len(inputs) != len(cases):
         raise ValueError(f"inputs: expected one history a case ({len(cases)}), got {len(inputs)}")
     distances = None if vectors is None else [MeanDistance(vectors, len(counts)) for _ in k]
@@ -134,7 +140,7 @@ def rank_cases(
     rank = torch.empty(len(cases), dtype=torch.float64)
     candidates = torch.empty(len(cases), dtype=torch.int64)
     shown = torch.zeros(len(k), len(counts), dtype=torch.int64)
-    with torch.inference_mode():
+    with torch.inference_mode(), serving(scorer):
         for rows in _chunks(len(cases), min(chunk, max(memory // bytes_a_case, 1))):
             history = cases.history.take(rows)
             scores = scorer.scores(inputs.take(rows))
@@ -167,6 +173,7 @@ def rank_cases(
         counts,
         shown.numpy() if weights is None else None,
         None if distances is None else np.array([distance.value for distance in distances]),
+        cases.repeated,
     )
 
 

@@ -24,6 +24,7 @@ from fastcl.recsys.measures import measure
 from fastcl.recsys.metrics import rank_cases
 from fastcl.recsys.models import CLRec, Model, MultiCLRec
 from fastcl.recsys.robustness import RATIOS, robustness
+from fastcl.recsys.serving import check_items, serving
 
 K = (10, 40)
 METRICS = ("recall", "ndcg", "diversity", "coverage", "popularity", "gini")
@@ -46,7 +47,7 @@ def plot(
 ) -> list[Path]:
     """Writes NAME.png for every picture, index.html with all of them, and numbers.json into the folder `out`.
 
-    models: name -> model in eval mode. logs: name -> the lines of its metrics.jsonl. seeds: name -> seed of its
+    models: name -> model. logs: name -> the lines of its metrics.jsonl. seeds: name -> seed of its
         training, for the replay of CLRec's queue. seen, ratios: as in `metrics.evaluate` and `robustness`.
 
     Returns the files. Raises ImportError without matplotlib, before anything is measured.
@@ -97,13 +98,14 @@ def measured(
         diagnostics = getattr(model, "diagnostics", None)
         if callable(diagnostics):
             few = split.test.history.take(np.arange(min(DIAGNOSED, len(split.test))))
-            numbers["diagnostics"][name] = diagnostics(few)
+            with serving(model):
+                numbers["diagnostics"][name] = diagnostics(few)
     return numbers
 
 
 def queue_replay(model: CLRec, train: Histories, seed: int) -> dict[str, list[float]]:
-    """What CLRec's queue holds before each step of an epoch that begins with an empty one, batches in the order that
-    `seed` gives them. No vector is computed.
+    """What CLRec's queue holds before each step of the first epoch of a training with `seed`, which begins with an
+    empty one. No vector is computed. Where several processes trained, the queue of the one that `model.share` names.
 
     Returns lists of one number a step: "step" from 1; "age", mean steps since an entry was encoded; "oldest"; "hits",
     the share of (row, queue entry) pairs in which the entry is the row's own target.
@@ -116,10 +118,11 @@ def queue_replay(model: CLRec, train: Histories, seed: int) -> dict[str, list[fl
     if model.queue is None:
         options = f"objective {model.config.objective!r}, negatives_from {model.config.negatives_from!r}"
         raise ValueError(f"model: expected one with a queue, got {options}")
+    check_items(model, train, "train")
     capacity = model.queue.capacity
     queued, pushed = np.zeros(0, np.int64), np.zeros(0, np.int64)
     replay: dict[str, list[float]] = {"step": [], "age": [], "oldest": [], "hits": []}
-    for step, batch in enumerate(model.batches(train, np.random.default_rng(seed)), start=1):
+    for step, batch in enumerate(model.batches(train, np.random.default_rng((seed, 1))), start=1):
         target = batch.target.numpy(force=True)
         held = np.bincount(queued, minlength=len(model.items) + 1)
         age = step - pushed
@@ -245,7 +248,10 @@ def _page(numbers: Numbers, images: Mapping[str, bytes], split: Split, seen: str
     )
     counted = f"{len(split.users):,} users, {len(split.items):,} items, {int(split.counts.sum()):,} train clicks"
     cases = next(iter(results.values()))
-    cases_text = f"{cases['cases']:,} test cases, {cases['unseen_targets']:,} of them with a target never seen in train"
+    cases_text = (
+        f"{cases['cases']:,} test cases, {cases['unseen_targets']:,} of them with a target never seen in train, "
+        f"{cases['repeated_targets']:,} with one in their own history"
+    )
     parts = [
         f"<h2>{name.capitalize()}</h2>\n<p>{html.escape(TEXTS[name])}</p>\n"
         f'<img alt="{name}" src="data:image/png;base64,{base64.b64encode(image).decode()}">\n'

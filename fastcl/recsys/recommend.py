@@ -14,6 +14,7 @@ from fastcl.recsys.data import PAD, Histories, Interactions, Items, Scorer
 from fastcl.recsys.metrics import SEEN, top_k
 from fastcl.recsys.models import Model
 from fastcl.recsys.options import at_least, one_of
+from fastcl.recsys.serving import check_items, serving
 
 MAX_CHUNK = 256  # histories scored at once; more gains no speed
 SCORES = 2**25  # scores held at once, where that means fewer histories
@@ -46,8 +47,7 @@ def recommend(
 ) -> Recommendations:
     """The k best items for each history (external ids, oldest first), as (external id, score), best first.
 
-    A history is all it takes: no user id. Fewer than k come back where fewer items are left. The model must be in eval
-    mode, as `fit` and `load` leave it.
+    A history is all it takes: no user id. Fewer than k come back where fewer items are left.
 
     Args:
         model: any `Model`; scores are its own (comparable within a row).
@@ -122,7 +122,7 @@ def query_vectors(
     (1, 8)
     """
     known, _ = encode_ids(model.items, histories, times, strict)
-    with torch.inference_mode():
+    with torch.inference_mode(), serving(model):
         return model.encode(known).float().numpy(force=True)
 
 
@@ -141,7 +141,7 @@ def encode_ids(
     skipped = Counter(item for item, n in zip(ids, number.tolist(), strict=True) if n == PAD)
     _refuse(skipped, strict)
     offsets = np.cumsum([0, *map(len, histories)], dtype=np.int64)
-    known = _known(offsets, number, None if times is None else _times(times, offsets))
+    known = _known(items, offsets, number, None if times is None else _times(times, offsets))
     if len(known) and not known.lengths.all():
         row = int(known.lengths.argmin())
         raise ValueError(
@@ -156,7 +156,7 @@ def known_histories(items: Items, data: Interactions) -> tuple[Histories, Counte
     clicks = np.bincount(data.log.item, minlength=len(number))
     unknown = np.flatnonzero((number[1:] == PAD) & (clicks[1:] > 0))
     skipped = Counter({data.items.ids[item]: int(clicks[item + 1]) for item in unknown})
-    return _known(data.log.offsets, number[data.log.item], data.log.time), skipped
+    return _known(items, data.log.offsets, number[data.log.item], data.log.time), skipped
 
 
 def rank(
@@ -174,9 +174,10 @@ def _ranked(model: Model, histories: Histories, k: int, seen: str) -> Iterator[t
 def _chunks(
     scorer: Scorer, histories: Histories, k: int, seen: str, chunk: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    check_items(scorer, histories, "histories")
     for start in range(0, len(histories), chunk):
         rows = histories.take(np.arange(start, min(start + chunk, len(histories))))
-        with torch.inference_mode():  # not around the yield, which hands control to the caller
+        with torch.inference_mode(), serving(scorer):  # not around the yield, which hands control to the caller
             best = top_k(scorer.scores(rows), rows, k, seen)
         yield best
 
@@ -188,11 +189,11 @@ def _rows(items: Items, found: torch.Tensor, scores: torch.Tensor) -> list[Row]:
     ]
 
 
-def _known(offsets: np.ndarray, number: np.ndarray, time: np.ndarray | None) -> Histories:
+def _known(items: Items, offsets: np.ndarray, number: np.ndarray, time: np.ndarray | None) -> Histories:
     """Histories without the items of number 0."""
     keep = number != PAD
     before = np.append(0, np.cumsum(keep))
-    return Histories(before[offsets].astype(np.int64), number[keep], None if time is None else time[keep])
+    return Histories(before[offsets].astype(np.int64), number[keep], None if time is None else time[keep], items)
 
 
 def _times(times: Sequence[Sequence[float]], offsets: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from fastcl.recsys import pictures
 from fastcl.recsys.checkpoint import write_bytes
 from fastcl.recsys.data import Scorer, Split
 from fastcl.recsys.floors import CoOccurrence, PersonalFrequency, Popularity
+from fastcl.recsys.measures import COUNTS
 from fastcl.recsys.metrics import evaluate
 
 
@@ -44,7 +45,7 @@ def result_table(results: Mapping[str, Mapping[str, float]]) -> str:
     Counts of cases are the same for all and not shown.
     """
     first = next(iter(results.values()))
-    columns = [name for name in first if name not in ("cases", "unseen_targets", "seconds")]
+    columns = [name for name in first if name not in (*COUNTS, "seconds")]
     timed = any("seconds" in result for result in results.values())
     rows = []
     for name, result in results.items():

@@ -4,6 +4,7 @@ ContrastVAE's section on robustness (Wang et al. 2022). The model is not trained
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from .data import Cases, Histories, Scorer
 from .measures import measure
 from .metrics import MEMORY, SEEN, rank_cases, train_counts
 from .options import one_of
+from .serving import serving
 
 RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 METRICS = ("recall", "ndcg")
@@ -24,7 +26,7 @@ def delete(histories: Histories, ratio: float, n_items: int, rng: np.random.Gene
     row = np.repeat(np.arange(len(histories)), lengths)
     offsets = np.cumsum(np.append(0, np.bincount(row[~gone], minlength=len(histories))), dtype=np.int64)
     time = None if histories.time is None else histories.time[~gone]
-    return Histories(offsets, histories.item[~gone], time)
+    return Histories(offsets, histories.item[~gone], time, histories.items)
 
 
 def replace(histories: Histories, ratio: float, n_items: int, rng: np.random.Generator) -> Histories:
@@ -33,7 +35,7 @@ def replace(histories: Histories, ratio: float, n_items: int, rng: np.random.Gen
     other = rng.integers(1, max(n_items, 2), len(histories.item))
     other += other >= histories.item
     item = np.where(chosen & (n_items > 1), other, histories.item)
-    return Histories(histories.offsets, item, histories.time)
+    return Histories(histories.offsets, item, histories.time, histories.items)
 
 
 CORRUPTIONS: dict[str, Callable[[Histories, float, int, np.random.Generator], Histories]] = {
@@ -75,8 +77,8 @@ def robustness(
     check_ratios(ratios)
     counts = train_counts(cases)
     found = []
-    for kind in kinds:
-        for ratio in ratios:
+    with serving(scorer):
+        for kind, ratio in product(kinds, ratios):
             inputs = CORRUPTIONS[kind](cases.history, ratio, len(counts) - 1, np.random.default_rng(seed))
             ranking = rank_cases(scorer, cases, counts=counts, k=k, seen=seen, memory=memory, inputs=inputs)
             values = {name: value for name, value in measure(ranking, METRICS).items() if "@" in name}

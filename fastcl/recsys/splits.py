@@ -82,7 +82,7 @@ def shuffle_ties(log: Histories, seed: int) -> Histories:
         raise ValueError('ties: expected a log with times for "random", got one without')
     row = np.repeat(np.arange(len(log)), log.lengths)
     order = np.lexsort((np.random.default_rng(seed).random(len(row)), log.time, row))
-    return Histories(log.offsets, log.item[order], log.time[order])
+    return Histories(log.offsets, log.item[order], log.time[order], log.items)
 
 
 def from_parts(
@@ -119,6 +119,7 @@ def from_parts(
         not_evaluated=len(users) - len(test),
         held_out_unused=int((part != TRAIN).sum()) - len(valid) - len(test),
         unseen_targets=int((counts[test.target] == 0).sum()),
+        repeated_targets=int(test.repeated.sum()),
         later_in_train=late,
     )
     if not len(test) or not len(valid):

@@ -70,7 +70,8 @@ def fit(
         several), recall@10, ndcg@10 (validation), seconds (training alone), best (whether its weights are the best so
         far); the same lines as metrics.jsonl.
 
-    Raises FloatingPointError when the loss stops being finite.
+    Raises FloatingPointError when the loss stops being finite; ValueError for a bad option, a split whose items are not
+    those of the model, or one in which no user has two train clicks, so that there is no target to train on.
 
     >>> from fastcl.recsys import SASRec, bundled
     >>> split = bundled("movies").split()
@@ -88,6 +89,7 @@ def fit(
         save_every=save_every,
         device=model.device.type,
     )
+    loop.check(model, split)
     folder = None if out is None else begin(model, split, settings, out, force, record)
     launch.same_start(model)
     return _train(loop.new_run(model, split, settings, folder), progress)
@@ -141,6 +143,7 @@ def begin(
     record: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes a run folder for training that has not begun, which `resume` can do; an earlier run in it is removed."""
+    loop.check(model, split)
     folder = new_folder(out, force) if launch.leads() else Path(out)
     if launch.leads():
         folder.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from fastcl.recsys.commands.common import cutoffs
 from fastcl.recsys.commands.evaluate import add_metric_options, named_metrics, vectors_for
 from fastcl.recsys.commands.runs import add_run_options, groups_of, open_runs, run_folders
 from fastcl.recsys.compare import Comparison, compare
+from fastcl.recsys.measures import COUNTS
 from fastcl.recsys.metrics import evaluate
 
 
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _text(found: Comparison) -> str:
-    columns = [c for c in found.rows[0] if c not in ("name", "cases", "unseen_targets") and not c.endswith(" sd")]
+    columns = [c for c in found.rows[0] if c not in ("name", *COUNTS) and not c.endswith(" sd")]
     rows = [[row["name"], *(_cell(row, column) for column in columns)] for row in found.rows]
     parts = [report.table(["", *columns], rows)]
     if found.tests:

@@ -79,7 +79,8 @@ def run(args: argparse.Namespace) -> None:
         shown.append(report.group_table(name, {n: g[name] for n, g in groups.items()}, f"recall@{k[0]}"))
     if corrupted:
         shown.append(_robustness_table(corrupted, f"recall@{k[0]}"))
-    shown.append(f"{counts['cases']:,} cases; {counts['unseen_targets']:,} with a target that has no train click")
+    told = f"{counts['cases']:,} cases; {counts['unseen_targets']:,} with a target that has no train click"
+    shown.append(f"{told}, {counts['repeated_targets']:,} with one that is in their own history")
     print("\n\n".join(shown))
 
 

@@ -5,15 +5,14 @@ here.
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
-
-M = TypeVar("M", bound="Model")
+from fastcl.recsys.serving import item_table
 
 
 def inner_products(queries: Tensor, table: Tensor) -> Tensor:
@@ -45,7 +44,6 @@ class Model(nn.Module, ABC):
         super().__init__()
         self.items = items
         self.config = config
-        self._kept: tuple[list[tuple[int, int]], Tensor] | None = None
 
     @abstractmethod
     def encode(self, histories: Histories) -> Tensor:
@@ -59,26 +57,11 @@ class Model(nn.Module, ABC):
 
     def scores(self, histories: Histories) -> Tensor:
         """float32 [B, I+1], encode(histories) @ item_vectors().T, the largest of a history's K where it has several
-        vectors; the padding column is -inf.
+        vectors; the padding column is -inf. Every call encodes the items, but in a `serving` block the first one alone.
         """
-        scores = inner_products(self.encode(histories), self._table())
+        scores = inner_products(self.encode(histories), item_table(self))
         scores[:, PAD] = -torch.inf
         return scores
-
-    def train(self: M, mode: bool = True) -> M:
-        """As in torch; `eval()` comes through here too."""
-        self._kept = None  # fused optimisers change weights without counting it in their versions
-        return super().train(mode)
-
-    def _table(self) -> Tensor:
-        """item_vectors(), kept until a weight changes: encoding every item takes longer than scoring a history."""
-        weights = list(self.parameters())
-        if self.training or torch.is_grad_enabled() or any(weight.is_inference() for weight in weights):
-            return self.item_vectors()
-        state = [(weight.data_ptr(), weight._version) for weight in weights]
-        if self._kept is None or self._kept[0] != state:
-            self._kept = state, self.item_vectors()
-        return self._kept[1]
 
     @abstractmethod
     def loss(self, batch: Any) -> Tensor:

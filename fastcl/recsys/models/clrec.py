@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fastcl.momentum import momentum_update
 from fastcl.negatives import NegativeQueue
-from fastcl.recsys.batching import TOGETHER, Packed, Spans, batch_count, batched, log_shares, newest, pack, time_buckets
+from fastcl.recsys.batching import Packed, Spans, batch_count, batched, log_shares, newest, pack, time_buckets
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.models.base import Model
 from fastcl.recsys.models.clrec_encoders import ENCODERS, FEATURES, ItemEncoder, UserEncoder, initialise
@@ -286,8 +286,7 @@ class CLRec(Model):
         check_unit(train, self.config.time_unit, self.cuts)
         self.log_share.copy_(log_shares(train, len(self.items)))
         spans = self.user.spans(train, self.config.max_len)
-        # Of windows too, where all clicks are targets: the figures of CLRec's study were made with such batches.
-        for part in batched(spans, self.config.batch, rng, self.share, TOGETHER):
+        for part in batched(spans, self.config.batch, rng, self.share, self.user.sorted_together):
             clicks, item, bucket = self._clicks(train, part)
             at = self.user.trained(clicks)
             follows = clicks.source[at.numpy(force=True)] + 1

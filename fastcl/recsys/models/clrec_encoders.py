@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastcl.recsys.batching import Packed, Spans, prefixes, windows
+from fastcl.recsys.batching import TOGETHER, Packed, Spans, prefixes, windows
 from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.layers import CausalBlock, Dropout, MultiAtt, WeightedHeads
 
@@ -85,8 +85,12 @@ class UserEncoder(nn.Module, ABC):
     """f(x), from encoded clicks [n, D] with their time buckets [n] to vectors of any length.
 
     Training reads `spans` of the histories; the clicks that a target follows, one vector each, are `trained`. `served`
-    picks those that follow the newest click of each span.
+    picks those that follow the newest click of each span. Batches of spans with a target each are sorted by length,
+    sorted_together of them at once, which saves padding; where every click is a target they are not, or a mean over a
+    batch of short spans would weigh each target more than one over long spans.
     """
+
+    sorted_together: ClassVar[int] = 1
 
     def __init__(self, config: CLRecConfig) -> None:
         super().__init__()
@@ -121,6 +125,8 @@ class Pooling(UserEncoder):
     """WHA(MultiAtt(X)) of appendix B.1.2, heads normalised (B.2). A click adds its time bucket and its backward
     position, the earliest at zero. A span is all that was clicked before one target.
     """
+
+    sorted_together = TOGETHER
 
     def __init__(self, config: CLRecConfig) -> None:
         super().__init__(config)

@@ -74,7 +74,7 @@ class Batch(NamedTuple):
     clicks: Packed
     item: Tensor  # int64 [n]
     target: Tensor  # int64 [n], the click after each of them
-    negative: Tensor  # int64 [n], an item its user never clicked
+    negative: Tensor  # int64 [n], an item its user never clicked; [0] for a loss that reads none
 
 
 class SASRec(Model):
@@ -147,10 +147,11 @@ class SASRec(Model):
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         """One epoch."""
         self.bias.copy_(self.config.debias * log_shares(train, len(self.items)).to(self.device))
-        unclicked = Unclicked(train, len(self.items))
+        unclicked = Unclicked(train, len(self.items)) if LOSSES[self.config.loss] is binary else None
         for spans in batched(windows(train, self.config.max_len), self.config.batch, rng, self.share):
             clicks, item = self._clicks(train, spans._replace(stop=spans.stop - 1))
-            negative = unclicked.draw(spans.row[clicks.row.numpy(force=True)], rng)
+            row = spans.row[clicks.row.numpy(force=True)]
+            negative = np.zeros(0, np.int64) if unclicked is None else unclicked.draw(row, rng)
             yield Batch(clicks, item, self.tensor(train.item[clicks.source + 1]), self.tensor(negative))
 
     def _clicks(self, histories: Histories, spans: Spans) -> tuple[Packed, Tensor]:

@@ -1,0 +1,102 @@
+"""Two defaults, chosen on validation: the weights of the co-occurrence floor, and Multi-CLRec's `separation`.
+
+    python -m benchmarks.choices floor [--data shared/data]
+    python -m benchmarks.choices separation [--data shared/data]
+
+No test case is looked at. Writes benchmarks/results/choices.json, a row a set and variant. A variant's standing is the
+mean over the sets of its validation NDCG@10 as a share of the best variant's on that set.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import write_json
+from benchmarks.protocols import some
+from benchmarks.sources import BUNDLED, timed
+from fastcl.recsys import Interactions, MultiCLRec, bundled, evaluate, fit
+from fastcl.recsys.data import Split
+from fastcl.recsys.floors import CoOccurrence
+
+RESULTS = Path(__file__).parent / "results" / "choices.json"
+CASES = 1000  # of the validation cases, the same ones for all variants of a set
+# How seen items are treated: what is bought again stays a candidate.
+SETS = {
+    **{"bundled:movies": "mask", "bundled:purchases": "keep"},
+    **{f"amazon/{name}": "mask" for name in ("Office_Products", "Beauty", "Toys_and_Games", "Sports_and_Outdoors")},
+    **{"amazon/Tools_and_Home_Improvement": "mask", "lastfm/LastFM": "mask", "yelp/Yelp": "keep"},
+}
+FLOOR = {"decay": (0.6, 0.8, 0.9, 1.0), "steps": (1, 3, 5), "mix": (0.0, 0.3, 1.0, 3.0)}
+SEPARATION = (0.0, 0.1, 1.0)
+EPOCHS = {"bundled:movies": 6, "bundled:purchases": 4, "amazon/Tools_and_Home_Improvement": 6}
+
+
+def floor(folder: Path) -> Iterator[dict[str, Any]]:
+    for name, seen in SETS.items():
+        split = _split(name, folder, False)
+        cases = some(split.valid, CASES)
+        for values in product(*FLOOR.values()):
+            variant = dict(zip(FLOOR, values, strict=True))
+            if variant["mix"] == 0.0 and variant["steps"] > 1:  # no transitions: their number does not matter
+                continue
+            scorer = type("Variant", (CoOccurrence,), variant)(split.train, len(split.items))
+            found = evaluate(scorer, cases, seen=seen)
+            yield {"choice": "floor", "set": name, **variant, "ndcg@10": found["ndcg@10"]}
+
+
+def separation(folder: Path) -> Iterator[dict[str, Any]]:
+    for name, epochs in EPOCHS.items():
+        split = _split(name, folder, True)
+        for weight in SEPARATION:
+            model = MultiCLRec(split.items, seed=0, separation=weight)
+            lines = fit(model, split, epochs=epochs, seen=SETS[name], progress=False)
+            best = [line for line in lines if line["best"]][-1]
+            values = {key: best[key] for key in ("epoch", "recall@10", "ndcg@10")}
+            yield {"choice": "separation", "set": name, "epochs": epochs, "separation": weight, **values}
+
+
+def standing(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[tuple[float, dict[str, Any]]]:
+    """(mean share of the best, variant) for every variant of the rows, the best one first."""
+    best: dict[str, float] = {}
+    for row in rows:
+        best[row["set"]] = max(row["ndcg@10"], best.get(row["set"], 0.0))
+    shares: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows:
+        shares.setdefault(tuple(row[name] for name in names), []).append(row["ndcg@10"] / best[row["set"]])
+    means = [(float(np.mean(values)), dict(zip(names, key, strict=True))) for key, values in shares.items()]
+    return sorted(means, key=lambda pair: -pair[0])
+
+
+def _split(name: str, folder: Path, features: bool) -> Split:
+    if name.startswith(BUNDLED):
+        return bundled(name.removeprefix(BUNDLED)).split()
+    data = timed(name, folder) if features else Interactions.read(folder / f"{name}.txt.gz", format="sequence")
+    return data.split()
+
+
+CHOICES = {"floor": (floor, tuple(FLOOR)), "separation": (separation, ("separation",))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("choice", choices=list(CHOICES))
+    parser.add_argument("--data", type=Path, default=Path("shared/data"))
+    args = parser.parse_args()
+    search, names = CHOICES[args.choice]
+    kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.is_file() else []
+    kept, rows = [row for row in kept if row["choice"] != args.choice], []
+    for row in search(args.data):
+        print(row, flush=True)
+        rows.append(row)
+    for share, variant in standing(rows, names):
+        print(f"{share:.4f}", variant)
+    write_json(RESULTS, {"cases": CASES, "rows": kept + rows})
+
+
+if __name__ == "__main__":
+    main()
