@@ -71,6 +71,7 @@ class Log:
     user: np.ndarray  # int64 [P]
     item: np.ndarray  # int64 [P]
     time: np.ndarray | None  # int64 or float64 [P]
+    below: np.ndarray | None  # int16 [P], nanoseconds behind the microseconds of `time`, which order equal times
     part: np.ndarray  # int8 [P], the number of the source that the row came from
     tally: Tally
     look_missing: int
@@ -91,6 +92,7 @@ class Collector:
         self._numbers: tuple[dict[str, int], dict[str, int]] = ({}, {})
         self._columns: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
         self._times: list[np.ndarray] = []
+        self._below: list[np.ndarray] = []
         self._parts: list[np.ndarray] = []
         self._missing: tuple[set[int], set[int]] = (set(), set())
 
@@ -109,7 +111,7 @@ class Collector:
         faults: Sequence[Fault] = (),
     ) -> None:
         """One piece: rows in order with the place of each, and the faults of what never became a row."""
-        values, bad = (None, {}) if times is None else self._clock.read(times)
+        values, below, bad = (None, None, {}) if times is None else self._clock.read(times)
         self.tally.rows_read += len(users) + len(faults)
         fresh = [set(names).difference(known) for names, known in zip((users, items), self._numbers, strict=True)]
         for what, names, new in zip(("user", "item"), (users, items), fresh, strict=True):
@@ -127,6 +129,7 @@ class Collector:
             keep[list(bad)] = False
             users, items = list(compress(users, keep)), list(compress(items, keep))
             values = None if values is None else values[keep]
+            below = None if below is None else below[keep]
         for names, number, new, column, missing in zip(
             (users, items), self._numbers, fresh, self._columns, self._missing, strict=True
         ):
@@ -138,6 +141,7 @@ class Collector:
             column.append(np.fromiter(map(number.__getitem__, names), np.int64, len(names)))
         if values is not None:
             self._times.append(values)
+            self._below.append(np.zeros(len(values), np.int16) if below is None else below)
         self._parts.append(np.full(len(users), self.part, np.int8))
 
     def finish(self) -> Log:
@@ -146,10 +150,13 @@ class Collector:
         if not len(user):
             raise ValueError(f"{self.tally.source}: no interactions in it" + self._because())
         time = self._clock.join(self._times) if self.timed else None
+        below = np.concatenate(self._below) if self.timed else np.zeros(0, np.int16)
+        self.tally.rounded_times = self._clock.rounded + int(np.count_nonzero(below))
         looks = [np.isin(codes, list(missing)) for codes, missing in zip((user, item), self._missing, strict=True)]
         users, items = (tuple(number) for number in self._numbers)
         part = np.concatenate(self._parts)
-        return Log(users, items, user, item, time, part, self.tally, int((looks[0] | looks[1]).sum()))
+        looking = int((looks[0] | looks[1]).sum())
+        return Log(users, items, user, item, time, below if below.any() else None, part, self.tally, looking)
 
     def _because(self) -> str:
         dropped = sum(self.tally.dropped.values())

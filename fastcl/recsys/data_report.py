@@ -30,6 +30,7 @@ class Tally:
     blank_lines: int = 0
     dropped: dict[str, int] = field(default_factory=dict)  # reason -> rows
     faults: list[str] = field(default_factory=list)  # the first few, as "FILE:LINE: what"
+    rounded_times: int = 0  # times of more digits than are kept
     cut_short: bool = False  # no line end behind the last line: whole, or cut in the middle of it
 
     def drop(self, reason: str, fault: str) -> None:
@@ -52,6 +53,9 @@ class DataReport:
     unsorted: rows that stand in the source behind a later row of their user.
     look_missing: rows whose user or item is the text nan, null or none, kept as ids. spaced_ids: distinct ids that
         begin or end with a space.
+    rounded_times: times with digits that are not kept (below the microsecond of a date, whole numbers beyond 2**53
+        beside fractions). odd_times: those before 1980 or from 2100 on in the guessed unit: placeholders, or times of
+        another unit are.
     time_type: "int64", "float64" or None. time_unit: "s", "ms", "us", "ns" (a guess by size) or None. first, last:
         the earliest and the latest time.
     features: name -> items of the log that have a value. feature_rows_unused: items of the file that the log lacks.
@@ -78,6 +82,8 @@ class DataReport:
     unsorted: int
     look_missing: int
     spaced_ids: int
+    rounded_times: int
+    odd_times: int
     time_type: str | None
     time_unit: str | None
     first: float | None
@@ -108,6 +114,8 @@ class DataReport:
             (self.tied_ends, "users end in such a tie: the order of the rows decides their test target"),
             (self.repeats, "rows repeat an item of their user"),
             (self.duplicates, "of the repeats have the same time too"),
+            (self.odd_times, "times are not between 1980 and 2100: placeholders, or of another unit"),
+            (self.rounded_times, "times have more digits than are kept (those of dates still decide the order)"),
             (self.unsorted, "rows stood behind a later row of their user (sorted now)"),
             (self.look_missing, "rows have a user or item named nan, null or none (kept: text is text)"),
             (self.spaced_ids, "ids begin or end with a space (kept: text is text)"),
@@ -126,7 +134,7 @@ class DataReport:
         if self.first is None or self.last is None:
             return "no times: the order of the rows is the order in time"
         if self.time_unit is None:
-            return f"times {self.first:g} to {self.last:g} ({self.time_type}, of no unit that fits a date)"
+            return f"times {self.first} to {self.last} ({self.time_type}, of no unit that fits a date)"
         first, last = (times.iso(time, self.time_unit) for time in (self.first, self.last))
         return f"times {first} to {last} UTC ({self.time_type}, looks like {self.time_unit})"
 
@@ -145,6 +153,7 @@ def describe(
     order = np.argsort(pair, kind="stable")  # stable: within a pair the rows stay in time order
     again = pair[order[1:]] == pair[order[:-1]]
     twice = again & (times_[order[1:]] == times_[order[:-1]]) if times_ is not None else np.zeros(0, bool)
+    unit = None if times_ is None else times.unit_of(times_)
     return DataReport(
         source=tally.source,
         format=tally.format,
@@ -167,8 +176,10 @@ def describe(
         unsorted=unsorted,
         look_missing=look_missing,
         spaced_ids=sum(name != name.strip() for names in (users, items) for name in names),
+        rounded_times=tally.rounded_times,
+        odd_times=0 if times_ is None or unit is None else times.outside(times_, unit),
         time_type=None if times_ is None else str(times_.dtype),
-        time_unit=None if times_ is None else times.unit_of(times_),
+        time_unit=unit,
         first=None if times_ is None else times_.min().item(),
         last=None if times_ is None else times_.max().item(),
         features={},

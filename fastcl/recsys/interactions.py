@@ -180,10 +180,12 @@ def _ordered(log: Log, repeats: str) -> tuple[Interactions, np.ndarray]:
     order = np.argsort(log.user, kind="stable")
     unsorted = 0
     if log.time is not None:
+        below = np.zeros(len(log.time), np.int16) if log.below is None else log.below
         user, time, part = log.user[order], log.time[order], log.part[order]
-        unsorted = int(((user[1:] == user[:-1]) & (part[1:] == part[:-1]) & (time[1:] < time[:-1])).sum())
+        later = (time[1:] < time[:-1]) | ((time[1:] == time[:-1]) & (below[order][1:] < below[order][:-1]))
+        unsorted = int(((user[1:] == user[:-1]) & (part[1:] == part[:-1]) & later).sum())
         if unsorted:
-            order = np.lexsort((log.time, log.part, log.user))
+            order = np.lexsort((*([] if log.below is None else [below]), log.time, log.part, log.user))
     users, items = log.users, log.items
     if repeats == "first":
         pair = log.user[order] * len(items) + log.item[order]

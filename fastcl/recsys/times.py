@@ -1,98 +1,146 @@
-"""Times of a log: numbers as they are, ISO dates as Unix seconds (UTC), always int64 or float64.
+"""Times of a log: numbers as they are, ISO dates (or those of a strptime format) as Unix seconds, UTC.
 
-Times are never rounded, shifted or rescaled; the unit of a number is guessed for the report only.
+Numbers are never shifted or rescaled: whole ones are int64, others the nearest float64. Dates are read to the
+nanosecond; what is kept is the microsecond, the digits below it decide the order only, and their number is told.
+What a text means never depends on the texts beside it, except that a column holds numbers or dates, not both.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 # A column holds one kind of time; "date" is kept as int64 microseconds until all of it is known.
 NUMBER, DATE = "number", "date"
+MISSING_WORDS = (
+    "NA", "N/A", "n/a", "#N/A", "<NA>", "nan", "NaN", "NAN", "NaT", "null", "Null", "NULL", "(null)", "none", "None",
+    "NONE", "undefined", "\\N", "-",
+)  # fmt: skip
 _TICKS = 1_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _ISO = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?)?\s*(Z|UTC|([+-])(\d\d):?(\d\d))?",
+    r"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?)?\s*(Z|UTC|([+-])(\d\d)(?::?(\d\d))?)?",
     re.ASCII,
 )
-_DECIMAL = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
-_WORDS = re.compile(r"\s*[+-]?(nan|inf|infinity)\s*", re.IGNORECASE)
-_PLAIN_DATE = frozenset("0123456789-:. T")
+_LONGEST = 40  # characters of an ISO date, and then some
+_SHAPES = 8  # of the dates of one length that are read at once
+_DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_WORDS = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 # 1980 to 2100 in seconds: as multiples of it the units are told apart, since they do not overlap.
 _SPAN = (315_532_800, 4_102_444_800)
+EXACT = 2**53  # below it a float64 holds every whole number
 
 Faults = dict[int, tuple[str, str]]
 
 
+class Times(NamedTuple):
+    """One piece of a column. values: int64 or float64, 0 where unreadable. below: int16 nanoseconds behind the
+    microsecond of dates, or None where there are none. faults: index -> (reason, message) of what is unreadable."""
+
+    values: np.ndarray
+    below: np.ndarray | None
+    faults: Faults
+
+
+class Moment(NamedTuple):
+    """A time as text means it; kind None: it is neither a finite number nor a date."""
+
+    kind: str | None
+    value: int | float = 0  # a number, or microseconds since 1970
+    below: int = 0  # nanoseconds behind the microsecond
+
+
 class Clock:
-    """Reads a column piece by piece; the first readable value decides whether it holds numbers or dates."""
+    """Reads a column piece by piece; the first readable value decides whether it holds numbers or dates.
 
-    def __init__(self) -> None:
-        self.kind: str | None = None
+    format: of strptime, which all texts of the column follow then; None: numbers and ISO dates.
+    rounded: whole numbers so far that are kept as the nearest float64, because fractions stand beside them.
+    """
 
-    def read(self, column: list[str] | np.ndarray) -> tuple[np.ndarray, Faults]:
-        """The values of one piece, and for each unreadable entry its index with (reason, message); its value is 0.
+    def __init__(self, format: str | None = None) -> None:
+        self.kind: str | None = None if format is None else DATE
+        self.format = format
+        self.rounded = 0
 
-        column: texts, or an array of int64, float64 or datetime64.
-        """
+    def read(self, column: list[str] | np.ndarray) -> Times:
+        """The times of one piece: texts, or an array of int64, float64 or datetime64."""
         if isinstance(column, np.ndarray):
             return self._array(column)
-        fast = _numbers(column) if self.kind != DATE else None
-        if fast is not None and len(column):
-            self.kind = NUMBER
-            return fast, {}
-        fast = _dates(column) if self.kind != NUMBER else None
-        if fast is not None and len(column):
+        if self.kind != DATE and len(column):
+            fast = _numbers(column)
+            if fast is not None:
+                self.kind = NUMBER
+                return Times(fast, None, {})
+        if self.format is not None:
+            return self._gather(column, [_strptime(text.strip(), self.format) for text in column])
+        texts = [text.strip() for text in column]
+        ticks, below, good = _dates(texts)
+        if good.all() and len(column) and self.kind != NUMBER:
             self.kind = DATE
-            return fast, {}
-        return self._one_by_one(column)
+            return Times(ticks, below if below.any() else None, {})
+        dates = zip(ticks.tolist(), below.tolist(), good.tolist(), strict=True)
+        return self._gather(
+            column,
+            [Moment(DATE, tick, ns) if ok else parse(text) for text, (tick, ns, ok) in zip(texts, dates, strict=True)],
+        )
 
     def join(self, pieces: Sequence[np.ndarray]) -> np.ndarray:
         """All pieces as one vector: int64 where every value is whole, else float64."""
         values = np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
-        if self.kind != DATE:
-            return values
-        return values // _TICKS if not (values % _TICKS).any() else values / _TICKS
+        if self.kind == DATE:
+            return values // _TICKS if not (values % _TICKS).any() else values / _TICKS
+        for piece in pieces:
+            if piece.dtype != values.dtype and _large(piece):
+                self.rounded += _inexact(piece.tolist())
+        return values
 
-    def _array(self, column: np.ndarray) -> tuple[np.ndarray, Faults]:
-        if column.dtype.kind == "M":
-            self.kind = DATE
-            lost = np.isnat(column)
-            values = np.where(lost, 0, column.astype("datetime64[us]").astype(np.int64))
-        else:
+    def _array(self, column: np.ndarray) -> Times:
+        if column.dtype.kind != "M":
             self.kind = NUMBER
             lost = ~np.isfinite(column)
-            values = np.where(lost, 0, column)
-        return values, {int(k): _unreadable(str(column[k])) for k in np.flatnonzero(lost)}
+            return Times(np.where(lost, 0, column), None, _lost(column, lost))
+        self.kind = DATE
+        lost = np.isnat(column)
+        column = np.where(lost, np.zeros(1, column.dtype), column)
+        values = column.astype("datetime64[us]")
+        # A unit of microseconds or more has nothing below them, and far from 1970 no nanoseconds.
+        fine = np.datetime_data(column.dtype)[0] in ("ns", "ps", "fs", "as")
+        below = (column.astype("datetime64[ns]") - values.astype("datetime64[ns]")).astype(np.int16) if fine else None
+        ticks = values.astype(np.int64)
+        return Times(ticks, below if below is not None and below.any() else None, _lost(column, lost))
 
-    def _one_by_one(self, column: Sequence[str]) -> tuple[np.ndarray, Faults]:
-        values: list[int | float] = []
+    def _gather(self, column: Sequence[str], moments: Sequence[Moment]) -> Times:
+        """What single texts came to; those of the other kind than the first one are faults too."""
         faults: Faults = {}
-        for k, text in enumerate(column):
-            kind, value = parse(text)
-            if kind is None or (self.kind is not None and kind != self.kind):
-                faults[k] = _unreadable(text) if kind is None else _other_kind(text, kind)
-                value = 0
-            else:
-                self.kind = kind
-            values.append(value)
-        whole = all(isinstance(value, int) for value in values)
-        return np.array(values, np.int64 if whole else np.float64), faults
+        for k, moment in enumerate(moments):
+            if moment.kind is None:
+                faults[k] = _unreadable(column[k], self.format)
+            elif self.kind is None:
+                self.kind = moment.kind
+            elif moment.kind != self.kind:
+                faults[k] = _other_kind(column[k], moment.kind)
+        kept = [Moment(self.kind) if k in faults else moment for k, moment in enumerate(moments)]
+        whole = all(isinstance(moment.value, int) for moment in kept)
+        below = np.array([moment.below for moment in kept], np.int16)
+        values = np.array([moment.value for moment in kept], np.int64 if whole else np.float64)
+        self.rounded += 0 if whole else _inexact(moment.value for moment in kept)
+        return Times(values, below if below.any() else None, faults)
 
 
-def parse(text: str) -> tuple[str | None, int | float]:
-    """(kind, value) of one time; kind None where it is neither a finite number nor an ISO date.
+def parse(text: str) -> Moment:
+    """One time as a number or an ISO date; spaces around it do not count.
 
-    >>> parse("1500000000"), parse("1970-01-01T00:00:01Z"), parse("yesterday")
-    (('number', 1500000000), ('date', 1000000), (None, 0))
+    >>> [tuple(parse(text)) for text in ("1500000000", "1970-01-01T00:00:01Z", "yesterday")]
+    [('number', 1500000000, 0), ('date', 1000000, 0), (None, 0, 0)]
     """
+    text = text.strip()
     if _DECIMAL.fullmatch(text):
         try:
             whole = int(text)
@@ -100,21 +148,48 @@ def parse(text: str) -> tuple[str | None, int | float]:
             pass
         else:
             if -(2**63) <= whole < 2**63:
-                return NUMBER, whole
+                return Moment(NUMBER, whole)
         value = float(text)
-        return (NUMBER, value) if math.isfinite(value) else (None, 0)
-    found = _ISO.fullmatch(text.strip())
+        return Moment(NUMBER, value) if math.isfinite(value) else Moment(None)
+    found = _ISO.fullmatch(text)
     if found is None:
-        return None, 0
+        return Moment(None)
     year, month, day, hour, minute, second, fraction, _, sign, zone_hours, zone_minutes = found.groups(default="0")
+    if int(zone_hours) > 23 or int(zone_minutes) > 59:
+        return Moment(None)
     try:
         moment = datetime(
             int(year), int(month), int(day), int(hour), int(minute), int(second), tzinfo=timezone.utc
         )  # fmt: skip
     except ValueError:
-        return None, 0
+        return Moment(None)
     ahead = timedelta(hours=int(zone_hours), minutes=int(zone_minutes)) * (-1 if sign == "-" else 1)
-    return DATE, (moment - ahead - _EPOCH) // timedelta(microseconds=1) + int(fraction.ljust(6, "0")[:6])
+    micro, below = divmod(int(fraction.ljust(9, "0")), 1000)
+    return Moment(DATE, (moment - _EPOCH - ahead) // timedelta(microseconds=1) + micro, below)
+
+
+def check_format(format: Any) -> None:
+    """Refuses what is no strptime format, or one that does not say the day."""
+    if not isinstance(format, str):
+        raise TypeError(f"time_format: expected a strptime format such as '%d.%m.%Y %H:%M', got {format!r}")
+    day = datetime(2011, 12, 29, 13, 14, 15, tzinfo=timezone.utc)
+    try:
+        same = datetime.strptime(day.strftime(format), format).date() == day.date()
+    except ValueError:
+        same = False
+    if not same:
+        message = "expected a strptime format with year, month and day, such as '%d.%m.%Y %H:%M'"
+        raise ValueError(f"time_format: {message}, got {format!r}")
+
+
+@lru_cache(1 << 16)
+def _strptime(text: str, format: str) -> Moment:
+    try:
+        moment = datetime.strptime(text, format)
+        aware = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+        return Moment(DATE, (aware - _EPOCH) // timedelta(microseconds=1))
+    except (ValueError, OverflowError):
+        return Moment(None)
 
 
 def unit_of(times: np.ndarray) -> str | None:
@@ -130,13 +205,26 @@ def unit_of(times: np.ndarray) -> str | None:
     return next(fitting, None)
 
 
-def iso(time: float, unit: str) -> str:
-    """The time as text, to the second, UTC.
+def outside(times: np.ndarray, unit: str) -> int:
+    """How many times are not between 1980 and 2100 in that unit: of another unit, or placeholders such as 0.
 
-    >>> iso(1_500_000_000_000, "ms")
-    '2017-07-14 02:40:00'
+    >>> outside(np.array([0, 1_500_000_000, 1_500_000_000_000]), "s")
+    2
     """
-    return (_EPOCH + timedelta(seconds=time // _UNITS[unit])).strftime("%Y-%m-%d %H:%M:%S")
+    low, high = (bound * _UNITS[unit] for bound in _SPAN)
+    return int(((times < low) | (times >= high)).sum())
+
+
+def iso(time: float, unit: str) -> str:
+    """The time as text, to the second, UTC; the bare number where it lies beyond the years 1 to 9999.
+
+    >>> iso(1_500_000_000_000, "ms"), iso(10**17, "s")
+    ('2017-07-14 02:40:00', '100000000000000000')
+    """
+    try:
+        return (_EPOCH + timedelta(seconds=time // _UNITS[unit])).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError):
+        return str(time)
 
 
 def cut(at: Any, times: np.ndarray) -> int | float:
@@ -144,7 +232,8 @@ def cut(at: Any, times: np.ndarray) -> int | float:
 
     Raises ValueError where `at` is neither, or a date while the unit of the times is unknown.
     """
-    kind, value = parse(str(at)) if isinstance(at, int | float | str | np.number) and at is not True else (None, 0)
+    text = isinstance(at, int | float | str | np.number) and at is not True
+    kind, value, below = parse(str(at)) if text else Moment(None)
     if kind == NUMBER:
         return value
     if kind is None:
@@ -152,8 +241,8 @@ def cut(at: Any, times: np.ndarray) -> int | float:
     unit = unit_of(times)
     if unit is None:
         raise ValueError(f"at: expected a number, for the times have no unit that a date fits, got {at!r}")
-    scaled = value * _UNITS[unit]
-    return scaled // _TICKS if scaled % _TICKS == 0 else scaled / _TICKS
+    scaled = (value * 1000 + below) * _UNITS[unit]
+    return scaled // (_TICKS * 1000) if scaled % (_TICKS * 1000) == 0 else scaled / (_TICKS * 1000)
 
 
 def _numbers(column: Sequence[str]) -> np.ndarray | None:
@@ -169,28 +258,81 @@ def _numbers(column: Sequence[str]) -> np.ndarray | None:
         values = np.fromiter(map(float, column), np.float64, len(column))
     except ValueError:
         return None
-    return values if np.isfinite(values).all() else None
+    # Beyond 2**53 a whole number beside fractions would be rounded before it can be counted.
+    return values if np.isfinite(values).all() and not _large(values) else None
 
 
-def _dates(column: Sequence[str]) -> np.ndarray | None:
-    """All at once where every entry is an ISO date without a zone, or all end in Z, else None."""
-    if all(text.endswith("Z") for text in column):
-        column = [text[:-1] for text in column]
-    # Shorter forms (2017, 2017-10) and words (now, NaT) mean something to numpy, so they are kept from it.
-    if not _PLAIN_DATE.issuperset("".join(column)) or min(map(len, column), default=0) < 10:
-        return None
-    try:
-        return np.array(column, "datetime64[us]").astype(np.int64)
-    except ValueError:
-        return None
+def _inexact(values: Iterable[int | float]) -> int:
+    """How many whole numbers no float64 equals."""
+    return sum(isinstance(value, int) and int(float(value)) != value for value in values)
 
 
-def _unreadable(text: str) -> tuple[str, str]:
-    if not text.strip():
-        return "missing time", f"time {text!r} is not a number (such as Unix seconds) or an ISO date"
-    if _WORDS.fullmatch(text) or _DECIMAL.fullmatch(text) or text == "NaT":
-        return "time not finite", f"time {text!r} is not finite"
-    return "unreadable time", f"time {text!r} is not a number (such as Unix seconds) or an ISO date (2017-10-01 12:30)"
+def _large(values: np.ndarray) -> bool:
+    return bool(len(values)) and bool(values.max() >= EXACT or values.min() <= -EXACT)
+
+
+def _dates(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(microseconds, nanoseconds behind them, whether it is a date) of texts that may be ISO dates.
+
+    Texts of one shape, which differ in their digits alone, are read together. A text that is no date here may be one
+    to `parse`: only the most frequent shapes are looked at.
+    """
+    count = len(texts)
+    ticks, below, good = np.zeros(count, np.int64), np.zeros(count, np.int16), np.zeros(count, bool)
+    if not "".join(texts).isascii():
+        return ticks, below, good
+    lengths = np.fromiter(map(len, texts), np.int64, count)
+    for length in np.unique(lengths[(lengths >= 10) & (lengths <= _LONGEST)]).tolist():
+        rows = np.flatnonzero(lengths == length)
+        signs = np.array([texts[k] for k in rows], f"S{length}").view(np.uint8).reshape(-1, length)
+        shapes = np.where((signs >= ord("0")) & (signs <= ord("9")), ord("0"), signs)
+        for _ in range(_SHAPES):
+            same = (shapes == shapes[0]).all(1)
+            found = _ISO.fullmatch(texts[rows[0]])
+            if found:
+                ticks[rows[same]], below[rows[same]], good[rows[same]] = _of_one_shape(signs[same], found)
+            if same.all():
+                break
+            rows, signs, shapes = rows[~same], signs[~same], shapes[~same]
+    return ticks, below, good
+
+
+def _of_one_shape(signs: np.ndarray, found: re.Match[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`_dates` of ASCII texts [n, length], whose groups lie where those of `found` do."""
+
+    def number(group: int) -> np.ndarray:
+        begin, end = found.span(group)
+        powers = 10 ** np.arange(end - begin)[::-1]
+        return (signs[:, begin:end].astype(np.int64) - ord("0")) @ powers
+
+    year, month, day, hour, minute, second, fraction, zone_hours, zone_minutes = map(number, (*range(1, 8), 10, 11))
+    good = (year >= 1) & (month >= 1) & (month <= 12) & (hour < 24) & (minute < 60) & (second < 60)
+    months = (year - 1970) * 12 + np.where(good, month, 1) - 1
+    days = [m.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) for m in (months, months + 1)]
+    first, following = days
+    good &= (day >= 1) & (day <= following - first) & (zone_hours < 24) & (zone_minutes < 60)
+    ahead = (zone_hours * 60 + zone_minutes) * (-1 if found[9] == "-" else 1)
+    digits = found.end(7) - found.start(7)
+    micro, below = np.divmod(fraction * 10 ** (9 - digits), 1000)
+    seconds = (((first + day - 1) * 24 + hour) * 60 + minute - ahead) * 60 + second
+    return np.where(good, seconds * _TICKS + micro, 0), np.where(good, below, 0), good
+
+
+def _lost(column: np.ndarray, lost: np.ndarray) -> Faults:
+    return {int(k): _unreadable("NaT" if column.dtype.kind == "M" else str(column[k])) for k in np.flatnonzero(lost)}
+
+
+def _unreadable(text: str, format: str | None = None) -> tuple[str, str]:
+    expected = "is not a number (such as Unix seconds) or an ISO date" if format is None else f"is not of {format!r}"
+    bare = text.strip()
+    if not bare:
+        return "missing time", f"time {text!r} {expected}"
+    if _WORDS.fullmatch(bare) or _DECIMAL.fullmatch(bare) or bare == "NaT":
+        return "time not finite", f"time {text!r} is not finite" if format is None else f"time {text!r} {expected}"
+    if bare in MISSING_WORDS:
+        return "missing time", f"time {text!r} {expected}"
+    example = " (2017-10-01 12:30); of another form: name its time_format (--time-format)" if format is None else ""
+    return "unreadable time", f"time {text!r} {expected}{example}"
 
 
 def _other_kind(text: str, kind: str) -> tuple[str, str]:
