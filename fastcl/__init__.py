@@ -6,6 +6,7 @@ in `fastcl.recsys` and are imported only when asked for.
 
 from importlib.metadata import version as _version
 
+import fastcl._start  # noqa: F401  # isort: skip  before torch is loaded
 import torch as _torch
 
 if tuple(int(part) for part in _torch.__version__.split(".")[:2]) < (2, 11):

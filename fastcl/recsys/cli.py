@@ -1,24 +1,31 @@
-"""The command line's frame: one parser from the commands in commands/, faults and exit codes.
+"""The command line's frame: one parser from the commands in commands/, errors and exit codes.
 
 `fastcl --use FILE COMMAND` runs a Python file of the user's first, the only code from outside: run folders hold none.
-Options are checked before data is read; a fault of the user's is one line on stderr and exit code 2, never a traceback.
+Options are checked before data is read. Whatever goes wrong is one line on stderr, never a traceback unless --debug
+asks for it; exit codes are 2 for an error, 130 for Ctrl-C, 141 where nobody reads stdout any more.
 """
 
 import argparse
+import contextlib
 import importlib.util
+import re
+import signal
 import sys
+import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fastcl.recsys import launch
 from fastcl.recsys.commands import COMMANDS
+from fastcl.recsys.console import explain, flush_stdout, one_line, streams
+from fastcl.recsys.models import MODELS
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: error: {one_line(message)}; see {self.prog} --help\n")
 
 
 def _note(
@@ -26,36 +33,100 @@ def _note(
 ) -> None:
     """A warning as one line, without the place in the code that raised it; of several processes, the first one's."""
     if launch.leads():
-        print(f"fastcl: note: {message}", file=sys.stderr)
+        print(f"fastcl: note: {one_line(str(message))}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns 0, or 2 where the user's input is at fault."""
+    """Runs one command and returns its exit code. None: this process is the command, its words are in sys.argv."""
+    if argv is not None:
+        return _command(list(argv))
+    with streams():
+        return _command(sys.argv[1:])
+
+
+def _command(words: list[str]) -> int:
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    args, parser = None, None
+    try:
+        used = _used(words)
+        for file in used:
+            _run_file(file)
+        parser = build_parser()
+        args = parser.parse_args(words)
+        with warnings.catch_warnings(), _threads(args):
+            warnings.showwarning = _note
+            args.run(args)
+        sys.stdout.flush()  # here, where it is still an error
+    except BrokenPipeError:
+        return 128 + int(signal.SIGPIPE)
+    except KeyboardInterrupt:
+        return 128 + int(signal.SIGINT)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        if parser is None:  # the user's own code, which may raise anything
+            text = f"--use: {type(error).__name__}: {one_line(str(error))}"
+        else:
+            text = explain(error, foreign=bool(used))
+            text = _with_options(text, args) if args else text
+        print(f"{args.parser.prog if args else 'fastcl'}: error: {text}", file=sys.stderr)
+        return 2
+    finally:
+        flush_stdout()
+    return 0
+
+
+@contextlib.contextmanager
+def _threads(args: argparse.Namespace) -> Iterator[None]:
+    with launch.threads(args.threads) if hasattr(args, "threads") else contextlib.nullcontext():
+        yield
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands; that of each is its default `parser`, what runs it is `run`."""
     parser = _Parser(prog="fastcl", description="Fused contrastive losses, and recommenders trained with them.")
     parser.add_argument("--use", metavar="FILE", action="append", default=[], help="run FILE, which registers models")
-    argv = sys.argv[1:] if argv is None else argv
-    try:
-        for file in _used(argv):
-            _run_file(file)
-    except Exception as error:  # the user's own code may raise anything
-        print(f"fastcl: error: --use: {' '.join(f'{type(error).__name__}: {error}'.split())}", file=sys.stderr)
-        return 2
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for command in COMMANDS:
         command.add(commands)
-    args = parser.parse_args(argv)
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = _note
-            args.run(args)
-    except (ValueError, OSError, ImportError, FloatingPointError) as error:
-        # The system's own errors begin with a number.
-        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        print(f"fastcl {args.command}: error: {' '.join(text.split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    for leaf in leaves(parser):
+        leaf.set_defaults(parser=leaf)
+    return parser
+
+
+def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parsers of the commands, `data check` among them."""
+    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    for action in below:
+        for choice in action.choices.values():
+            yield from leaves(choice)
+    if not below:
+        yield parser
+
+
+def _with_options(text: str, args: argparse.Namespace) -> str:
+    """The text of an error with the option in place of the Python argument that it begins with.
+
+    `at: expected ...` becomes `--at: expected ...`, and a field of a model's config `--set dim: expected ...`. Names
+    that differ from their option's are in the parser's default `names`.
+    """
+    found = re.match(r"(\w+)(?=: )", text)
+    if found is None:
+        return text
+    name = found[1]
+    if name in getattr(args, "names", {}):
+        return args.names[name] + text[found.end() :]
+    if any(setting.partition("=")[0] == name for setting in getattr(args, "set", [])):
+        return f"--set {text}"
+    for action in args.parser._actions:
+        # An option that was not given has no part in the error, unless it is missing.
+        if action.dest == name and (getattr(args, name) is None or getattr(args, name) != action.default):
+            shown = action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest)
+            return shown + text[found.end() :]
+    model = MODELS.get(getattr(args, "model", ""))
+    return f"--set {text}" if model and name in model.Config.__dataclass_fields__ else text
 
 
 def _used(argv: Sequence[str]) -> list[str]:

@@ -101,7 +101,9 @@ def agreement(shape: Shape) -> float:
 
 
 def _in_child(name: str, shape: Shape) -> float:
-    command = [sys.executable, "-m", "fastcl.recsys.cost", name, *map(str, shape)]
+    # Isolated and with this process's path: the folder that the user is in may hold a json.py.
+    code = f"import sys; sys.path[:] = {sys.path!r}; import runpy; runpy.run_module({__name__!r}, run_name='__main__')"
+    command = [sys.executable, "-I", "-c", code, name, *map(str, shape)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 

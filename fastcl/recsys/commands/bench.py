@@ -8,6 +8,7 @@ import fastcl
 from fastcl.recsys import report
 from fastcl.recsys.cost import Shape, agreement, measure
 from fastcl.recsys.options import at_least
+from fastcl.recsys.threads import add_threads
 
 # Loss calls as the models make them: full softmax on small and large item tables, CLRec's batch and queue.
 SHAPES = {
@@ -22,6 +23,7 @@ def add(commands: Any) -> None:
     parser = commands.add_parser("bench", help="check and time the fused loss against plain PyTorch, half a minute")
     option = parser.add_argument
     option("--repetitions", type=int, default=15, help="medians of so many alternating runs (default: %(default)s)")
+    add_threads(parser)
     option("--json", action="store_true", help="one JSON document on stdout")
     parser.set_defaults(run=run)
 

@@ -12,6 +12,7 @@ from fastcl.recsys.commands.runs import add_run_options, groups_of, open_runs, r
 from fastcl.recsys.compare import Comparison, compare
 from fastcl.recsys.measures import COUNTS
 from fastcl.recsys.metrics import evaluate
+from fastcl.recsys.threads import add_threads
 
 
 def add(commands: Any) -> None:
@@ -22,6 +23,7 @@ def add(commands: Any) -> None:
     add_run_options(parser)
     add_metric_options(parser)
     option("--csv", metavar="FILE", help="write the table there")
+    add_threads(parser)
     option("--json", action="store_true", help="print everything as JSON")
     parser.set_defaults(run=run)
 

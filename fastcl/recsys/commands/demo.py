@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcl.recsys import demo
+from fastcl.recsys.threads import add_threads
 
 
 def add(commands: Any) -> None:
@@ -13,6 +14,7 @@ def add(commands: Any) -> None:
     option("--data", choices=list(demo.PLANS), default="movies")
     option("--seed", type=int, default=0)
     option("-o", "--out", default="runs/demo", help="an earlier demo in it is overwritten (default: %(default)s)")
+    add_threads(parser)
     option("--json", action="store_true", help="print report.json instead of the report")
     parser.set_defaults(run=run)
 

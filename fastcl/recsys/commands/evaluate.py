@@ -16,6 +16,7 @@ from fastcl.recsys.groups import GROUPS, by_group, check_groups
 from fastcl.recsys.measures import DISTANCE, METRICS, measure
 from fastcl.recsys.metrics import PROTOCOLS, evaluate, metric_names, rank_cases
 from fastcl.recsys.robustness import check_ratios, robustness
+from fastcl.recsys.threads import add_threads
 
 
 def add(commands: Any) -> None:
@@ -26,6 +27,7 @@ def add(commands: Any) -> None:
     add_metric_options(parser)
     option("--by", metavar="GROUPS", default="", help=f"also in groups of cases: {', '.join(GROUPS)}")
     option("--robustness", metavar="RATIOS", help="also with such shares of each history deleted or replaced, 0.1,0.3")
+    add_threads(parser)
     option("--json", action="store_true", help="print everything as JSON")
     parser.set_defaults(run=run)
 

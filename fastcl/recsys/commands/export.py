@@ -11,6 +11,7 @@ from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.export import INDEX, WRITERS, export, require_faiss
 from fastcl.recsys.options import at_least
 from fastcl.recsys.recommend import known_histories
+from fastcl.recsys.threads import add_threads
 
 
 def add(commands: Any) -> None:
@@ -23,6 +24,7 @@ def add(commands: Any) -> None:
     option("-k", type=int, default=10, help="of recall@k (default: %(default)s)")
     option("--seed", type=int, default=0, help="of the sample of queries")
     option("-o", "--out", metavar="FOLDER", required=True)
+    add_threads(parser)
     option("--json", action="store_true", help="one JSON document on stdout: the content of export.json")
     parser.set_defaults(run=run)
 

@@ -10,6 +10,7 @@ from fastcl.recsys.commands.runs import add_run_options, open_runs
 from fastcl.recsys.intents import intents
 from fastcl.recsys.models import MultiCLRec
 from fastcl.recsys.options import at_least
+from fastcl.recsys.threads import add_threads
 
 SHOWN = 3  # categories an intent
 
@@ -20,6 +21,7 @@ def add(commands: Any) -> None:
     option("folder", metavar="RUN")
     add_run_options(parser)
     option("-k", type=int, default=10, help="length of the recommended lists (default: %(default)s)")
+    add_threads(parser)
     option("--json", action="store_true", help="one JSON document on stdout, with the whole map of the categories")
     parser.set_defaults(run=run)
 

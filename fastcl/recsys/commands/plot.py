@@ -8,6 +8,7 @@ from typing import Any
 
 from fastcl.recsys.commands.runs import Run, add_run_options, open_runs, run_folders
 from fastcl.recsys.plot import plot
+from fastcl.recsys.threads import add_threads
 
 
 def add(commands: Any) -> None:
@@ -16,6 +17,7 @@ def add(commands: Any) -> None:
     option("folders", nargs="+", metavar="RUN", help="run folders, or folders of several runs, on the same data")
     add_run_options(parser)
     option("-o", "--out", required=True, metavar="FOLDER", help="pictures of the same names in it are overwritten")
+    add_threads(parser)
     option("--json", action="store_true", help="print the files as JSON")
     parser.set_defaults(run=run)
 

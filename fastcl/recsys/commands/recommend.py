@@ -16,6 +16,7 @@ from fastcl.recsys.data import Items
 from fastcl.recsys.metrics import SEEN
 from fastcl.recsys.options import at_least
 from fastcl.recsys.recommend import Row, recommend, recommend_users
+from fastcl.recsys.threads import add_threads
 
 UserRow = tuple[str | None, Row]  # user (None: the one of --history), items with scores
 
@@ -32,6 +33,7 @@ def add(commands: Any) -> None:
     option("--seen", choices=SEEN, help="never recommend items of the history, or keep them (default: as in training)")
     option("--strict", action="store_true", help="refuse items that the run does not know (default: skip, and say so)")
     option("-o", "--out", metavar="CSV", help="write user, rank, item, score there (default for --users: to stdout)")
+    add_threads(parser)
     option("--json", action="store_true", help="one JSON document on stdout; with -o, a summary of what was written")
     parser.set_defaults(run=run)
 

@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fastcl.recsys import checkpoint, launch
 from fastcl.recsys.commands.common import add_data_options, data_of, read_split, split_of, whole_numbers
 from fastcl.recsys.metrics import SEEN
 from fastcl.recsys.models import MODELS
 from fastcl.recsys.options import parse_settings
 from fastcl.recsys.state import METRICS, PRECISIONS, Settings
+from fastcl.recsys.threads import add_threads
 from fastcl.recsys.train import begin, new_folder, resume
 
 
@@ -38,7 +37,7 @@ def add(commands: Any) -> None:
     option("--precision", choices=PRECISIONS, default="float32", help="of the loss (default: %(default)s)")
     option("--accumulate", type=int, default=1, metavar="N", help="batches a step (default: %(default)s)")
     option("--device", choices=["cpu", "cuda"], default="cpu", help="(default: %(default)s)")
-    option("--threads", type=int, default=torch.get_num_threads(), help="of each process (default: %(default)s)")
+    add_threads(parser)
     option("--save-every", type=float, default=600.0, metavar="SECONDS", help="within an epoch (default: %(default)g)")
     option("-o", "--out", required=True, metavar="RUN", help="run folder")
     option("--force", action="store_true", help="overwrite the run in RUN")
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     names = ("seen", "metric", "patience", "precision", "accumulate", "save_every", "device", "threads")
     checkpoint.require_safetensors()
     record: dict[str, Any] = {"data": data_of(args), "split": split_of(args)}
-    with launch.threads(args.threads), launch.processes(args.device) as device:
+    with launch.processes(args.device) as device:
         settings = [Settings(args.epochs, lr, seed=seed, **{n: getattr(args, n) for n in names}) for seed in seeds]
         if launch.leads():
             new_folder(args.out, args.force)

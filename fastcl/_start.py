@@ -1,0 +1,49 @@
+"""What has to happen before torch is loaded: checks that can be told in one line, and how OpenMP's threads wait.
+
+OpenMP reads its settings once, when torch loads it. By its default a thread that waits for work spins, so that two
+threads on a busy machine cost several times the CPU time of one. In the `fastcl` command they sleep instead; a program
+of the user's own that imports fastcl keeps what it has.
+"""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+
+def check_compiled() -> None:
+    """ImportError where Python found the sources, but nothing that was compiled from them."""
+    if importlib.util.find_spec("fastcl._C") is None:
+        folder = os.path.dirname(os.path.abspath(__file__))
+        raise ImportError(
+            f"fastcl: {folder} holds the sources without the compiled part; run `pip install -e .` in "
+            f"{os.path.dirname(folder)}, or start Python outside that folder to use an installed fastcl"
+        )
+
+
+def is_command(words: Sequence[str]) -> bool:
+    """Whether an interpreter's command line (`sys.orig_argv`) starts `fastcl` or `python -m fastcl.recsys`.
+
+    >>> is_command(["python", "/usr/bin/fastcl", "info"]), is_command(["python", "train.py", "fastcl"])
+    (True, False)
+    """
+    rest = iter(words[1:])
+    for word in rest:
+        if not word.startswith("-"):
+            return os.path.basename(word) == "fastcl"
+        if word in ("-W", "-X"):
+            next(rest, "")
+        elif word[-1] in "cm":  # -m, -um and so on: what follows is what runs
+            return word[-1] == "m" and next(rest, "") in ("fastcl.recsys", "fastcl.recsys.cli")
+    return False
+
+
+def let_threads_sleep() -> None:
+    """Unless the environment says how OpenMP's threads wait."""
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
+        os.environ["OMP_WAIT_POLICY"] = "passive"
+
+
+check_compiled()
+if is_command(sys.orig_argv):
+    let_threads_sleep()
