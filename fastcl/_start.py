@@ -12,9 +12,12 @@ from collections.abc import Sequence
 
 
 def check_compiled() -> None:
-    """ImportError where Python found the sources, but nothing that was compiled from them."""
-    if importlib.util.find_spec("fastcl._C") is None:
-        folder = os.path.dirname(os.path.abspath(__file__))
+    """ImportError where Python found the sources, but beside them nothing that was compiled from them. The compiled part
+    of another installation does not count: it may be that of other sources.
+    """
+    folder = os.path.dirname(os.path.abspath(__file__))
+    found = importlib.util.find_spec("fastcl._C")
+    if found is None or os.path.dirname(os.path.abspath(found.origin or "")) != folder:
         raise ImportError(
             f"fastcl: {folder} holds the sources without the compiled part; run `pip install -e .` in "
             f"{os.path.dirname(folder)}, or start Python outside that folder to use an installed fastcl"

@@ -100,6 +100,18 @@ def test_import_is_light() -> None:
     assert not [name for name in added if re.match(r"(matplotlib|tqdm|safetensors|fastcl\.recsys)\b", name)]
 
 
+def test_sources_alone_say_what_to_do(tmp_path: Path) -> None:
+    # As in a clone after `pip install .`: what Python finds first has not been built.
+    shutil.copytree(ROOT / "fastcl", tmp_path / "fastcl", ignore=shutil.ignore_patterns("*.so", "__pycache__", "*.xz"))
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "some.py").write_text("import fastcl\n")
+    words = f"{tmp_path}/fastcl holds the sources without the compiled part; run `pip install -e .` in {tmp_path}, "
+    for command in (["-c", "import fastcl.losses"], ["-m", "fastcl.recsys", "info"], ["-m", "benchmarks.some"]):
+        done = run(sys.executable, *command, cwd=tmp_path)
+        assert done.returncode != 0
+        assert words in done.stdout.splitlines()[-1]
+
+
 def test_missing_compiler_is_one_line(tmp_path: Path) -> None:
     done = run(sys.executable, "setup.py", "build_ext", "--build-temp", tmp_path, PATH=str(tmp_path), CXX="c++")
     assert done.returncode != 0
