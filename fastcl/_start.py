@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 
 def check_compiled() -> None:
-    """ImportError where Python found the sources, but beside them nothing that was compiled from them. The compiled part
-    of another installation does not count: it may be that of other sources.
+    """ImportError where Python found the sources, but beside them nothing that was compiled from them.
+
+    The compiled part of another installation does not count: it may be that of other sources.
     """
     folder = os.path.dirname(os.path.abspath(__file__))
     found = importlib.util.find_spec("fastcl._C")

@@ -104,6 +104,7 @@ def test_sources_alone_say_what_to_do(tmp_path: Path) -> None:
     # As in a clone after `pip install .`: what Python finds first has not been built.
     shutil.copytree(ROOT / "fastcl", tmp_path / "fastcl", ignore=shutil.ignore_patterns("*.so", "__pycache__", "*.xz"))
     (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").touch()
     (tmp_path / "benchmarks" / "some.py").write_text("import fastcl\n")
     words = f"{tmp_path}/fastcl holds the sources without the compiled part; run `pip install -e .` in {tmp_path}, "
     for command in (["-c", "import fastcl.losses"], ["-m", "fastcl.recsys", "info"], ["-m", "benchmarks.some"]):
