@@ -5,7 +5,7 @@ Every column but the item's becomes a categorical feature; numbers are values li
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from fastcl.recsys.collector import Options
 from fastcl.recsys.containers import Feature, Items
 from fastcl.recsys.header import column_of
 from fastcl.recsys.textfiles import DELIMITERS, format_of, open_table, open_text, pieces
+
+Cell = str | list[str]  # of a feature; a list holds several values
 
 
 def read_columns(path: Path, format: str, encoding: str = "utf-8", quote: str = '"') -> dict[str, list[str]]:
@@ -46,8 +48,8 @@ def join(
     source: a table file or table in memory with a column `item`. columns_of: the features; None: every other column.
     Items without a row have no values. Raises ValueError where an item has two rows.
     """  # fmt: skip
-    table, where = _table(source, encoding, quote)
-    ids = table[list(table)[column_of(where, list(table), "item_features", item)]]
+    table, where = _table(source, item, encoding, quote)
+    ids = [str(cell) for cell in table[list(table)[column_of(where, list(table), "item_features", item)]]]
     row = dict(zip(ids, range(len(ids)), strict=True))
     if len(row) < len(ids):
         twice = next(name for k, name in enumerate(ids) if row[name] != k)
@@ -57,22 +59,22 @@ def join(
         column_of(where, list(table), "item_features", name)
     at = [row.get(name) for name in items.ids]
 
-    def cells(name: str) -> list[str]:
+    def cells(name: str) -> list[Cell]:
         return ["" if k is None else table[name][k] for k in at]
 
     made = {
         name: Feature.from_labels([_values(cell, separator) for cell in cells(name)]) for name in names
     }  # fmt: skip
-    titles = tuple(cells(title)) if title else items.titles
+    titles = tuple(map(str, cells(title))) if title else items.titles
     return Items(items.ids, titles, {**items.features, **made}), len(row.keys() - set(items.ids))
 
 
-def _values(cell: str, separator: str) -> list[str]:
-    values = cell.split(separator) if separator else [cell]
+def _values(cell: Cell, separator: str) -> list[str]:
+    values = cell if isinstance(cell, list) else cell.split(separator) if separator else [cell]
     return list(dict.fromkeys(value.strip() for value in values if value.strip()))
 
 
-def _table(source: Any, encoding: str, quote: str) -> tuple[dict[str, list[str]], str]:
+def _table(source: Any, item: str, encoding: str, quote: str) -> tuple[Mapping[str, Sequence[Cell]], str]:
     if isinstance(source, str | Path):
         path = Path(source)
         # RecBole's .item has the typed header of its .inter.
@@ -80,11 +82,12 @@ def _table(source: Any, encoding: str, quote: str) -> tuple[dict[str, list[str]]
         if kind not in DELIMITERS:
             raise ValueError(f"item_features: expected a table, got {source} (a sequence file)")
         return read_columns(path, kind, encoding, quote), str(path)
-    names = [str(name) for name in (source if hasattr(source, "keys") else getattr(source, "columns", ()))]
-    found = {
-        name: [columns.text_of(value) or "" for value in columns.column(source, "item_features", name).tolist()]
-        for name in names
-    }
+    source = columns.collected(source)
+    names = [str(name) for name in columns.names(source)]
+    found: dict[str, Sequence[Cell]] = {}
+    for name in names:
+        column = columns.column(source, "item_features", name)
+        found[name] = columns.ids(column, "item_features") if name == item else list(map(columns.cell_of, column))
     if not names or len({len(column) for column in found.values()}) > 1:
         raise ValueError("item_features: expected a table file or columns of one length")
     return found, "item_features"

@@ -319,7 +319,8 @@ def _of_one_shape(signs: np.ndarray, found: re.Match[str]) -> tuple[np.ndarray, 
 
 
 def _lost(column: np.ndarray, lost: np.ndarray) -> Faults:
-    return {int(k): _unreadable("NaT" if column.dtype.kind == "M" else str(column[k])) for k in np.flatnonzero(lost)}
+    texts = {int(k): "NaT" if column.dtype.kind == "M" else str(column[k]) for k in np.flatnonzero(lost)}
+    return {k: _unreadable(text) for k, text in texts.items()}
 
 
 def _unreadable(text: str, format: str | None = None) -> tuple[str, str]:
@@ -327,7 +328,7 @@ def _unreadable(text: str, format: str | None = None) -> tuple[str, str]:
     bare = text.strip()
     if not bare:
         return "missing time", f"time {text!r} {expected}"
-    if _WORDS.fullmatch(bare) or _DECIMAL.fullmatch(bare) or bare == "NaT":
+    if _WORDS.fullmatch(bare) or _DECIMAL.fullmatch(bare):
         return "time not finite", f"time {text!r} is not finite" if format is None else f"time {text!r} {expected}"
     if bare in MISSING_WORDS:
         return "missing time", f"time {text!r} {expected}"
