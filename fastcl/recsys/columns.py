@@ -37,8 +37,6 @@ def reader(table: Any, options: Options) -> Reader:
         raise ValueError(f"source: expected columns of one length, got {', '.join(map(str, lengths))}")
     for option, array in arrays.items():
         refuse_narrow(array, option)
-    if "time" in arrays and arrays["time"].dtype.kind not in "iufMO":
-        raise TypeError(f"time: expected numbers, dates or texts, got {arrays['time'].dtype}")
     return Reader("time" in arrays, partial(_read, arrays))
 
 
@@ -56,7 +54,7 @@ def names(table: Any) -> list[Any]:
     if isinstance(table, Mapping):
         return [*table]
     # pyarrow's `columns` are the columns themselves.
-    return [*(getattr(table, "column_names", None) or getattr(table, "columns", ()))]
+    return list(getattr(table, "column_names", getattr(table, "columns", ())))
 
 
 def collected(table: Any, wanted: list[str] | None = None) -> Any:
