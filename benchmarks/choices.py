@@ -32,8 +32,8 @@ SETS = {
     **{"amazon/Tools_and_Home_Improvement": "mask", "lastfm/LastFM": "mask", "yelp/Yelp": "keep"},
 }
 FLOOR = {"decay": (0.6, 0.8, 0.9, 1.0), "steps": (1, 3, 5), "mix": (0.0, 0.3, 1.0, 3.0)}
-SEPARATION = (0.0, 0.1, 1.0)
-EPOCHS = {"bundled:movies": 6, "bundled:purchases": 4, "amazon/Tools_and_Home_Improvement": 6}
+SEPARATION = (0.0, 1.0)
+EPOCHS = {"bundled:movies": 3, "bundled:purchases": 2}
 
 
 def floor(folder: Path) -> Iterator[dict[str, Any]]:

@@ -131,7 +131,7 @@ def test_data_of_another_run_is_refused(table: Path, tmp_path: Path, capsys: pyt
     other.write_text(table.read_text().replace(",i7,", ",elsewhere,"))
     capsys.readouterr()
     assert call("evaluate", run, "--data", other) == 2
-    assert "expected the 30 items of the run" in capsys.readouterr().err
+    assert "expected the items of the model, got others: item 30 is 'elsewhere', not 'i7'" in capsys.readouterr().err
 
 
 def test_a_missing_extra_is_named_before_data_is_read(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +52,7 @@ def test_rows_are_means_and_spreads_of_evaluate(split: Split) -> None:
     assert (a["runs"], b["runs"]) == (3, 1)
     assert a["popularity index@5"] == pytest.approx(a["popularity@5"] / most)
     assert max(a["popularity index@5"], b["popularity index@5"]) == 1.0
-    (test,) = found.tests
+    test = next(test for test in found.tests if test["metric"] == "ndcg@5")
     assert (test["name"], test["against"], test["metric"]) == ("b", "a", "ndcg@5")
     assert test["difference"] == pytest.approx(b["ndcg@5"] - a["ndcg@5"])
     table = list(csv.DictReader(io.StringIO(found.to_csv())))
@@ -112,7 +112,8 @@ def test_compare_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [(row["name"], row["runs"]) for row in printed["rows"]] == [
         ("sasrec dim=8", 2), ("sasrec dim=16", 1), ("floor: popularity", 1), ("floor: co-occurrence", 1),
     ]  # fmt: skip
-    assert printed["tests"][0]["name"] == "sasrec dim=16"
+    tests = [(test["name"], test["against"], test["metric"]) for test in printed["tests"]]
+    assert tests == [("sasrec dim=16", "sasrec dim=8", metric) for metric in ("recall@5", "ndcg@5")]
     assert len((tmp_path / "t.csv").read_text().splitlines()) == 5
     assert call("compare", *runs, "--protocol", "uniform100") == 0
     text = capsys.readouterr().out
@@ -170,3 +171,28 @@ def test_evaluate_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     ):
         assert call("evaluate", run, *arguments) == 2
         assert message in capsys.readouterr().err
+
+
+def test_every_pair_metric_and_cut_off_is_tested_and_corrected(split: Split) -> None:
+    """Whatever the order of the names."""
+    models = {"one": [Fixed(40, 1)], "two": [Fixed(40, 2), Fixed(40, 3)], "three": [Fixed(40, 4)]}
+    metrics = ("recall", "mrr", "auc", "diversity")
+    found = compare(models, split.test, k=(3, 9), metrics=metrics)
+    named = {(frozenset((t["name"], t["against"])), t["metric"]): t for t in found.tests}
+    expected = {(frozenset(pair), m) for pair in combinations(models, 2) for m in ("recall@3", "recall@9", "auc")}
+    expected |= {(frozenset(pair), m) for pair in combinations(models, 2) for m in ("mrr@3", "mrr@9")}
+    assert (named.keys(), len(found.tests)) == (expected, 15)
+    rows = {row["name"]: row for row in found.rows}
+    for test in found.tests:
+        gain = rows[test["name"]][test["metric"]] - rows[test["against"]][test["metric"]]
+        assert test["difference"] == pytest.approx(gain)
+    ranked = sorted(test["p"] for test in found.tests)
+    for test in found.tests:  # the largest of (number of the tests not yet rejected) * p, over those that come first
+        places = [(15 - n) * p for n, p in enumerate(ranked) if p <= test["p"]]
+        assert test["p holm"] == pytest.approx(min(1.0, max(places)))
+    turned = compare(dict(reversed(models.items())), split.test, k=(3, 9), metrics=metrics)
+    for test in turned.tests:
+        other = named[frozenset((test["name"], test["against"])), test["metric"]]
+        assert (test["p"], test["p holm"]) == (other["p"], other["p holm"])
+        assert test["difference"] == pytest.approx(-other["difference"])
+    assert compare(models, split.test, metrics=("diversity", "gini")).tests == []

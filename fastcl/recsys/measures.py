@@ -101,12 +101,12 @@ def novelty(shown: np.ndarray, counts: np.ndarray) -> float:
     return float((shown * bits).sum() / max(shown.sum(), 1))
 
 
-def auc(found: Ranking) -> float:
-    """Mean share of the other candidates that the target is ranked above, ties for half; 0 where it is never
-    recommended.
+def auc(found: Ranking) -> np.ndarray:
+    """float64 [C], the share of the other candidates that each target is ranked above, ties for half; 0 where it is
+    never recommended.
     """
     share = 1.0 - (found.rank - 1.0) / np.maximum(found.candidates - 1, 1)
-    return float(np.where(np.isinf(found.rank), 0.0, share).mean())
+    return np.where(np.isinf(found.rank), 0.0, share)
 
 
 OF_RANKS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
@@ -123,7 +123,7 @@ OF_LISTS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "gini": gini,
     "novelty": novelty,
 }
-WITHOUT_K: dict[str, Callable[[Ranking], float]] = {"auc": auc}
+WITHOUT_K: dict[str, Callable[[Ranking], np.ndarray]] = {"auc": auc}
 DISTANCE = "distance"
 COUNTS = ("cases", "unseen_targets", "repeated_targets")  # of the cases, the same for every scorer
 METRICS = (*OF_RANKS, *OF_LISTS, DISTANCE, *WITHOUT_K)
@@ -145,13 +145,19 @@ def measure(found: Ranking, metrics: Sequence[str]) -> dict[str, float]:
     result: dict[str, float] = {}
     for name in metrics:
         if name in WITHOUT_K:
-            result[name] = WITHOUT_K[name](found)
+            result[name] = float(WITHOUT_K[name](found).mean())
             continue
         for nth, cutoff in enumerate(found.k):
             result[f"{name}@{cutoff}"] = _at_k(found, name, nth)
     unseen = int((found.counts[found.target] == 0).sum())
     result |= {"cases": len(found.rank), "unseen_targets": unseen}
     return result if found.repeated is None else result | {"repeated_targets": int(found.repeated.sum())}
+
+
+def users_gains(found: Ranking, metrics: Sequence[str]) -> dict[str, np.ndarray]:
+    """Those of the named metrics that are means over the cases, float64 [C] each, named as in `measure`."""
+    gains = {f"{m}@{k}": OF_RANKS[m](found.rank, k) for m in metrics if m in OF_RANKS for k in found.k}
+    return gains | {m: WITHOUT_K[m](found) for m in metrics if m in WITHOUT_K}
 
 
 def _at_k(found: Ranking, name: str, nth: int) -> float:

@@ -44,11 +44,13 @@ def plot(
     seeds: Mapping[str, int] | None = None,
     seen: str = "mask",
     ratios: Sequence[float] = RATIOS,
+    notes: Sequence[str] = (),
 ) -> list[Path]:
     """Writes NAME.png for every picture, index.html with all of them, and numbers.json into the folder `out`.
 
-    models: name -> model. logs: name -> the lines of its metrics.jsonl. seeds: name -> seed of its
-        training, for the replay of CLRec's queue. seen, ratios: as in `metrics.evaluate` and `robustness`.
+    models: name -> model. logs: name -> the lines of its metrics.jsonl. seeds: name -> seed of its training, for the
+        replay of CLRec's queue. seen, ratios: as in `metrics.evaluate` and `robustness`. notes: sentences that stand
+        above the table of results.
 
     Returns the files. Raises ImportError without matplotlib, before anything is measured.
 
@@ -64,7 +66,7 @@ def plot(
         files.append(out / f"{name}.png")
         write_bytes(files[-1], images[name])
     write_text(out / "numbers.json", json.dumps(numbers, indent=1) + "\n")
-    write_text(out / "index.html", _page(numbers, images, split, seen))
+    write_text(out / "index.html", _page(numbers, images, split, seen, notes))
     return [*files, out / "numbers.json", out / "index.html"]
 
 
@@ -236,7 +238,7 @@ STYLE = (
 )
 
 
-def _page(numbers: Numbers, images: Mapping[str, bytes], split: Split, seen: str) -> str:
+def _page(numbers: Numbers, images: Mapping[str, bytes], split: Split, seen: str, notes: Sequence[str]) -> str:
     results = numbers["results"]
     columns = [key for key in next(iter(results.values())) if key.endswith(f"@{K[0]}")]
     head = "".join(f"<th>{html.escape(column)}</th>" for column in ["", *columns])
@@ -260,5 +262,6 @@ def _page(numbers: Numbers, images: Mapping[str, bytes], split: Split, seen: str
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>fastcl runs</title>'
         f"<style>{STYLE}</style></head>\n<body>\n<h1>Runs</h1>\n<p>{counted}; {cases_text}; seen items: {seen}.</p>\n"
-        f'<div class="table"><table><tr>{head}</tr>\n{body}</table></div>\n{"".join(parts)}</body></html>\n'
+        + "".join(f"<p>{html.escape(note)}.</p>\n" for note in notes)
+        +         f'<div class="table"><table><tr>{head}</tr>\n{body}</table></div>\n{"".join(parts)}</body></html>\n'
     )

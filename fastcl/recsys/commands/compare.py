@@ -8,7 +8,7 @@ from typing import Any
 from fastcl.recsys import checkpoint, report
 from fastcl.recsys.commands.common import cutoffs
 from fastcl.recsys.commands.evaluate import add_metric_options, named_metrics, vectors_for
-from fastcl.recsys.commands.runs import add_run_options, groups_of, open_runs, run_folders
+from fastcl.recsys.commands.runs import add_run_options, groups_of, open_runs, run_folders, tell
 from fastcl.recsys.compare import Comparison, compare
 from fastcl.recsys.measures import COUNTS
 from fastcl.recsys.metrics import evaluate
@@ -18,7 +18,7 @@ from fastcl.recsys.threads import add_threads
 def add(commands: Any) -> None:
     parser = commands.add_parser("compare", help="runs side by side: mean and spread over seeds, a paired test")
     option = parser.add_argument
-    of_runs = "run folders, or folders of several runs, on the same data; the others are tested against the first"
+    of_runs = "run folders, or folders of several runs, on the same data; each two of them are tested"
     option("folders", nargs="+", metavar="RUN", help=of_runs)
     add_run_options(parser)
     add_metric_options(parser)
@@ -32,8 +32,9 @@ def run(args: argparse.Namespace) -> None:
     k = cutoffs("--k", args.k)
     protocol = args.protocol or "full"
     metrics = named_metrics(args.metrics, protocol)
-    runs, split, seen = open_runs(run_folders(*args.folders), args)
+    runs, split, seen, notes = open_runs(run_folders(*args.folders), args)
     vectors = vectors_for(metrics, split)
+    tell(notes)
     options: dict[str, Any] = {"k": k, "seen": seen, "protocol": protocol, "metrics": metrics, "vectors": vectors}
     groups = groups_of(runs)
     found = compare({name: [run.model for run in members] for name, members in groups.items()}, split.test, **options)
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
         checkpoint.write_text(Path(args.csv), found.to_csv())
     if args.json:
         folders = {name: [str(run.folder) for run in members] for name, members in groups.items()}
-        settings = {"k": k, "protocol": protocol, "seen": seen, "folders": folders}
+        settings = {"k": k, "protocol": protocol, "seen": seen, "folders": folders, "notes": notes}
         print(json.dumps({**settings, "rows": found.rows, "tests": found.tests}, indent=1))
     else:
         print(_text(found))
@@ -57,11 +58,12 @@ def _text(found: Comparison) -> str:
     if found.tests:
         tests = [
             [test["name"], test["against"], test["metric"], f"{test['difference']:+.4f}",
-             f"{test['low']:+.4f} to {test['high']:+.4f}", f"{test['p']:.4f}"]
+             f"{test['low']:+.4f} to {test['high']:+.4f}", f"{test['p']:.4f}", f"{test['p holm']:.4f}"]
             for test in found.tests
         ]  # fmt: skip
-        parts.append(report.table(["", "against", "metric", "difference", "95%", "p"], tests))
-        parts.append("p: paired randomisation test over users, two-sided, not corrected for the number of tests")
+        parts.append(report.table(["", "against", "metric", "difference", "95%", "p", "p (Holm)"], tests))
+        count = f"{len(tests)} test{'s' if len(tests) > 1 else ''}"
+        parts.append(f"p: paired randomisation test over users, two-sided; p (Holm): corrected for all {count} above")
     return "\n\n".join(parts)
 
 

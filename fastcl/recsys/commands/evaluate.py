@@ -9,7 +9,7 @@ import torch
 
 from fastcl.recsys import report
 from fastcl.recsys.commands.common import cutoffs
-from fastcl.recsys.commands.runs import add_run_options, open_runs
+from fastcl.recsys.commands.runs import add_run_options, open_runs, tell
 from fastcl.recsys.data import Scorer, Split
 from fastcl.recsys.distance import feature_vectors
 from fastcl.recsys.groups import GROUPS, by_group, check_groups
@@ -57,8 +57,9 @@ def run(args: argparse.Namespace) -> None:
     by = tuple(part.strip() for part in args.by.split(",") if part.strip())
     check_groups(by)
     ratios = _ratios(args.robustness)
-    (found_run,), split, seen = open_runs([Path(args.folder)], args)
+    (found_run,), split, seen, notes = open_runs([Path(args.folder)], args)
     vectors = vectors_for(metrics, split)
+    tell(notes)
     model = found_run.model
     scorers: dict[str, Scorer] = {**report.floors(split, seen), model.name: model}
     results: dict[str, dict[str, float]] = {}
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
         groups[name] = by_group(found, split.test, by)
     corrupted = {n: robustness(s, split.test, ratios=ratios, k=k, seen=seen) for n, s in scorers.items() if ratios}
     if args.json:
-        settings = {"run": args.folder, "k": k, "protocol": protocol, "seen": seen}
+        settings = {"run": args.folder, "k": k, "protocol": protocol, "seen": seen, "notes": notes}
         print(json.dumps({**settings, "results": results, "by": groups, "robustness": corrupted}, indent=1))
         return
     counts = results[model.name]

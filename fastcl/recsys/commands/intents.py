@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcl.recsys import report
-from fastcl.recsys.commands.runs import add_run_options, open_runs
+from fastcl.recsys.commands.runs import add_run_options, open_runs, tell
 from fastcl.recsys.intents import intents
 from fastcl.recsys.models import MultiCLRec
 from fastcl.recsys.options import at_least
@@ -28,9 +28,10 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     at_least(1, "-k", args.k)
-    (opened,), split, seen = open_runs([Path(args.folder)], args)
+    (opened,), split, seen, notes = open_runs([Path(args.folder)], args)
     if not isinstance(opened.model, MultiCLRec):
         raise ValueError(f"{args.folder}: expected a run of multi_clrec, got one of {opened.model.name}")
+    tell(notes)
     found = intents(opened.model, split.test.history, args.k, seen)
     if args.json:
         print(json.dumps(found))

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fastcl.recsys.commands.runs import Run, add_run_options, open_runs, run_folders
+from fastcl.recsys.commands.runs import add_run_options, metrics_of, open_runs, run_folders, tell
 from fastcl.recsys.plot import plot
 from fastcl.recsys.threads import add_threads
 
@@ -23,19 +23,23 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    runs, split, seen = open_runs(run_folders(*args.folders), args)
+    runs, split, seen, notes = open_runs(run_folders(*args.folders), args)
     names = [_name(run.folder.resolve()) for run in runs]
     if len(set(names)) < len(names):  # the same last part: the paths as they were given
         names = [str(run.folder) for run in runs]
     named = dict(zip(names, runs, strict=True))
+    for run in runs:  # the replay of a queue is that of the first of the processes that trained
+        run.model.share = (0, run.config.get("processes", 1))
+    tell(notes)
     print("measuring ...", file=sys.stderr, flush=True)
     files = plot(
         {name: run.model for name, run in named.items()},
         split,
         args.out,
-        logs={name: _log(run) for name, run in named.items()},
+        logs={name: metrics_of(run.folder) for name, run in named.items()},
         seeds={name: run.config.get("seed", 0) for name, run in named.items()},
         seen=seen,
+        notes=notes,
     )
     if args.json:
         print(json.dumps({"files": [str(file) for file in files]}))
@@ -46,12 +50,3 @@ def run(args: argparse.Namespace) -> None:
 def _name(folder: Path) -> str:
     return f"{folder.parent.name}/{folder.name}" if folder.name.startswith("seed-") else folder.name
 
-
-def _log(run: Run) -> list[dict[str, Any]]:
-    path = run.folder / "metrics.jsonl"
-    if not path.is_file():
-        return []
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except ValueError as error:
-        raise ValueError(f"{path}: damaged ({error})") from error

@@ -1,19 +1,23 @@
-"""What evaluate, compare and plot share: run folders opened together with the one data set they were trained on."""
+"""What evaluate, compare, plot and intents share: run folders opened together with the one data set they were trained
+on, and what a reader of their figures has to know.
+"""
 
 import argparse
 import hashlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastcl.recsys import checkpoint
+from fastcl.recsys import checkpoint, state
 from fastcl.recsys.commands.common import read_split
 from fastcl.recsys.data import Split
 from fastcl.recsys.metrics import SEEN
 from fastcl.recsys.models import Model
+from fastcl.recsys.serving import check_items
 
 # What config.json says beside the settings of a run: how, when and from where, not what was trained.
 NO_SETTINGS = (
@@ -22,15 +26,27 @@ NO_SETTINGS = (
 )
 
 
+MANY = 0.05  # share of the cases from which repeated targets are worth a note
+
+
 class Run(NamedTuple):
     folder: Path
     config: dict[str, Any]
     model: Model
 
 
+class Opened(NamedTuple):
+    """seen: how seen items are treated. notes: what is unusual, a sentence each."""
+
+    runs: list[Run]
+    split: Split
+    seen: str
+    notes: list[str]
+
+
 def add_run_options(parser: Any) -> None:
     option = parser.add_argument
-    option("--data", metavar="FILE", help="where the data is now (default: where it was in training)")
+    option("--data", metavar="FILE", help="where the data is now, or other data on purpose (default: that of training)")
     option("--seen", choices=SEEN, help="(default: as in training)")
 
 
@@ -39,11 +55,12 @@ def run_folders(*folders: str) -> list[Path]:
     return [run for folder in folders for run in checkpoint.runs_in(Path(folder)) or [Path(folder)]]
 
 
-def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> tuple[list[Run], Split, str]:
-    """The runs, their data, and how seen items are treated.
+def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> Opened:
+    """The runs and their data.
 
     ValueError where a run is named twice or cannot be compared with the first: on other data, or with other treatment
-    of seen items and no --seen to decide.
+    of seen items and no --seen to decide; where the data is not that of the training and no --data names it; and where
+    the split holds no test cases.
     """
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ValueError(f"RUN: expected different folders, got {' '.join(map(str, folders))}")
@@ -56,12 +73,91 @@ def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> tuple[list[R
     for run in runs:
         place = json.dumps(_data(run, args.data), sort_keys=True)
         splits[place] = splits[place] if place in splits else _split(run, args.data)
-        _check_items(run, splits[place])
+        try:
+            check_items(run.model, splits[place].test.history, "data")
+        except ValueError as error:
+            raise ValueError(f"{run.folder}: {error}") from error
     (first, split), *others = splits.items()
     for place, other in others:
         if _digest(other) != _digest(split):
             raise ValueError(f"RUN: expected runs on the same data, got {_path(first)} and {_path(place)}")
-    return runs, split, args.seen or treatments[0]
+    if not len(split.test):
+        raise ValueError(f"{folders[0]}: trained with --split none, which holds nothing out; there is no test case")
+    seen = args.seen or treatments[0]
+    found = [note for run in runs for note in (_other_clicks(run, split, args.data), unfinished(run)) if note]
+    if seen == "mask" and (note := repeats(split)):
+        found.append(note)
+    return Opened(runs, split, seen, found)
+
+
+def tell(notes: Sequence[str]) -> None:
+    """On stderr, a line each."""
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr, flush=True)
+
+
+def unfinished(run: Run) -> str | None:
+    """A note where the training of `run` has not ended; None too where it was not trained by `fit`."""
+    try:
+        settings = state.Settings.recorded(run.config)
+    except ValueError:
+        return None
+    lines = metrics_of(run.folder)
+    if state.Progress(lines).done(settings):
+        return None
+    done = f"{len(lines)} of {settings.epochs} epochs are done"
+    return f"{run.folder}: {done}, the best of these counts; fastcl resume {run.folder} goes on"
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, none where there is no such file."""
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged ({error})") from error
+
+
+def repeats(split: Split) -> str | None:
+    """A note where many test targets are repeats, which nothing can find while seen items are masked."""
+    count = int(split.test.repeated.sum())
+    if count <= MANY * len(split.test):
+        return None
+    share = f"{count:,} of {len(split.test):,} test targets ({count / len(split.test):.0%})"
+    return f"{share} are in their user's own history, sure misses under --seen mask; --seen keep ranks seen items too"
+
+
+def _other_clicks(run: Run, split: Split, path: str | None) -> str | None:
+    """A note where `split` is not what `run` was trained on, though --data says so; without --data a ValueError."""
+    trained = run.config.get("data_sha256")
+    if trained is None or trained == state.fingerprint(split):
+        return None
+    if path is None:
+        place = run.config["data"]["path"]
+        remedy = f"--data {place} takes them on purpose, --data FILE names another file"
+        raise ValueError(f"data: {place} no longer holds the clicks that {run.folder} was trained on; {remedy}")
+    note = f"{run.folder}: {path} holds other clicks than the training had"
+    known = _trained_targets(run, split, trained)
+    if known is None:
+        return f"{note}; whether its test targets were among these is unknown: the data of the run is not at hand"
+    return f"{note}; {known:,} of its {len(split.test):,} test targets were among these, as clicks of the same user"
+
+
+def _trained_targets(run: Run, split: Split, trained: str) -> int | None:
+    """How many test cases have a (user, target) that the run was trained on; None where its data is not at hand."""
+    try:
+        own = read_split(run.config)
+    except (OSError, ValueError, TypeError):
+        return None
+    if state.fingerprint(own) != trained:
+        return None
+    number = {user: n for n, user in enumerate(own.users)}
+    user = np.array([number.get(split.users[u], -1) for u in split.test.user])
+    row = np.repeat(np.arange(len(own.train)), own.train.lengths)
+    pairs = row * len(own.counts) + own.train.item  # the items are alike: that was checked
+    return int(np.isin(user * len(own.counts) + split.test.target, pairs).sum())
 
 
 def groups_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -95,13 +191,6 @@ def _data(run: Run, path: str | None) -> dict[str, Any]:
 
 def _split(run: Run, path: str | None) -> Split:
     return read_split({**run.config, "data": _data(run, path)})
-
-
-def _check_items(run: Run, split: Split) -> None:
-    items = run.model.items.ids
-    if split.items.ids != items:
-        got = f"{len(split.items):,} others"
-        raise ValueError(f"data: expected the {len(items):,} items of the run {run.folder}, got {got}")
 
 
 def _digest(split: Split) -> str:
