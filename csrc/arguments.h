@@ -1,6 +1,8 @@
 // The arguments of the ops as torch hands them over, for the host code of every device. Takes them off the stack and
 // checks what all devices need; reads no data.
 #pragma once
+#include <limits>
+
 #include "checks.h"
 
 namespace fastcl {
@@ -12,7 +14,8 @@ struct Inputs {
 
 inline void check_matrices(const Inputs& in, bool needs_key = true) {
   check(in.query.dim() == 2, "query: expected shape [N, D], got ", in.query);
-  check(in.key.dim() == 2 || !needs_key, "key: expected shape [M, D], got ", in.key);
+  check(in.key.dim() == 2 || (!needs_key && !present(in.key)), "key: expected shape [M, D], got ", in.key);
+  check(in.positive.dim() == 2 || !present(in.positive), "positive: expected shape [N, D] or [0], got ", in.positive);
 }
 
 // What the caller expects a loss to send back into lse, up to one common factor:
@@ -37,6 +40,15 @@ struct ForwardArguments {
         expected{to_bool(stack[9]), to_bool(stack[10]), to_double(stack[11]),
                  Tensor(stack[12]), Tensor(stack[13]),  Tensor(stack[14])} {
     check_matrices(in);
+    check(!present(in.row_id) || present(in.col_id) || in.key.size(0) == 0,
+          "col_id: expected both row_id and col_id or neither");
+    const double absent = -std::numeric_limits<double>::infinity();
+    check(expected.shift == absent || in.positive.dim() == 2, "shift: expected -inf without a positive");
+    const int64_t n = in.query.size(0);
+    for (const auto& [t, name] : {std::pair(&expected.row_shift, "row_shift"), std::pair(&expected.rest, "rest"),
+                                  std::pair(&expected.weight, "row_weight")}) {
+      if (present(*t)) vector_of(*t, n, name);
+    }
   }
 };
 
@@ -63,6 +75,7 @@ struct BackwardArguments {
         saved{Tensor(stack[9]), Tensor(stack[10]), Tensor(stack[11]), Tensor(stack[12]), Tensor(stack[13])},
         wanted{to_bool(stack[15]), to_bool(stack[16]), to_bool(stack[17]), to_bool(stack[18]), to_bool(stack[19])} {
     check_matrices(in, wanted.key || wanted.bias);
+    check(in.positive.dim() == 2 || !wanted.positive, "positive: expected shape [N, D], got ", in.positive);
   }
 };
 
@@ -106,6 +119,7 @@ inline bool is_double(const Tensor& t) { return t.dtype() == aoti_torch_dtype_fl
 inline void check_upstream(const BackwardArguments& a, bool has_positive) {
   const int64_t n = a.in.query.size(0);
   const int32_t dtype = a.saved.lse.dtype();
+  check(dtype == aoti_torch_dtype_float32() || is_double(a.saved.lse), "lse: expected float32 or float64");
   for (const auto& [t, name] :
        {std::pair(&a.grad_pos, "grad_pos"), std::pair(&a.grad_lse, "grad_lse"), std::pair(&a.saved.lse, "lse")}) {
     vector_of(*t, t == &a.grad_pos && !has_positive ? 0 : n, name);

@@ -19,7 +19,7 @@ inline std::string text(const Tensor& part) {  // its shape
 // The message is put together where it is needed only: for a small problem it would cost as much as the arithmetic.
 template <class... Parts>
 void check(bool ok, const Parts&... message) {
-  if (!ok) throw std::runtime_error(("fastcl.contrast: " + ... + text(message)));
+  if (!ok) throw std::runtime_error(("fastcl: " + ... + text(message)));
 }
 
 inline DType dtype_of(const Tensor& t, const char* name) {
@@ -28,8 +28,16 @@ inline DType dtype_of(const Tensor& t, const char* name) {
   if (d == aoti_torch_dtype_float64()) return DType::kFloat64;
   if (d == aoti_torch_dtype_bfloat16()) return DType::kBFloat16;
   if (d == aoti_torch_dtype_float16()) return DType::kFloat16;
-  throw std::runtime_error(std::string("fastcl.contrast: ") + name +
-                           ": expected float64, float32, bfloat16 or float16");
+  throw std::runtime_error(std::string("fastcl: ") + name + ": expected float64, float32, bfloat16 or float16");
+}
+
+inline int64_t bytes_of(DType dtype) { return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2; }
+
+// The elements of a contiguous tensor must lie in its storage: one that was freed or cut short would be read beyond.
+inline void check_memory(const Tensor& t, int64_t element_bytes, const char* name) {
+  const int64_t count = t.numel();
+  check(count == 0 || (t.storage_offset() + count) * element_bytes <= t.storage_bytes(), name,
+        ": expected a tensor with memory behind it, got ", t, " whose storage was freed or cut short");
 }
 
 // An optional tensor is absent as [0]; beside an empty query or key a present one looks the same, which does no harm.
@@ -39,20 +47,25 @@ inline Matrix matrix_of(const Tensor& t, int64_t rows, int64_t features, const c
   check(t.dim() == 2 && t.size(0) == rows && t.size(1) == features, name, ": expected shape [", rows, ", ", features,
         "], got ", t);
   check(t.contiguous(), name, ": expected a contiguous tensor");
-  return {t.read<void>(), dtype_of(t, name)};
+  const DType dtype = dtype_of(t, name);
+  check_memory(t, bytes_of(dtype), name);
+  return {t.read<void>(), dtype};
 }
 
 inline Matrix vector_of(const Tensor& t, int64_t length, const char* name) {
   check((t.dim() == 1 && t.size(0) == length) || (t.dim() == 0 && length == 1), name, ": expected shape [", length,
         "], got ", t);
   check(t.contiguous(), name, ": expected a contiguous tensor");
-  return {t.read<void>(), dtype_of(t, name)};
+  const DType dtype = dtype_of(t, name);
+  check_memory(t, bytes_of(dtype), name);
+  return {t.read<void>(), dtype};
 }
 
 inline const int64_t* ids_of(const Tensor& t, int64_t length, const char* name) {
   if (!present(t)) return nullptr;
   check(t.dim() == 1 && t.size(0) == length && t.contiguous() && t.dtype() == aoti_torch_dtype_int64(), name,
         ": expected a contiguous int64 tensor [", length, "], got ", t);
+  check_memory(t, sizeof(int64_t), name);
   return t.read<int64_t>();
 }
 

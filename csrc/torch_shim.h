@@ -34,6 +34,9 @@ FASTCL_SHIM AOTITorchError aoti_torch_get_data_ptr(AtenTensorHandle, void**);
 FASTCL_SHIM AOTITorchError torch_get_const_data_ptr(AtenTensorHandle, const void**);
 FASTCL_SHIM AOTITorchError aoti_torch_get_dim(AtenTensorHandle, int64_t*);
 FASTCL_SHIM AOTITorchError aoti_torch_get_size(AtenTensorHandle, int64_t, int64_t*);
+FASTCL_SHIM AOTITorchError aoti_torch_get_numel(AtenTensorHandle, int64_t*);
+FASTCL_SHIM AOTITorchError aoti_torch_get_storage_size(AtenTensorHandle, int64_t*);
+FASTCL_SHIM AOTITorchError aoti_torch_get_storage_offset(AtenTensorHandle, int64_t*);
 FASTCL_SHIM AOTITorchError aoti_torch_get_dtype(AtenTensorHandle, int32_t*);
 FASTCL_SHIM AOTITorchError aoti_torch_get_device_type(AtenTensorHandle, int32_t*);
 FASTCL_SHIM AOTITorchError aoti_torch_get_device_index(AtenTensorHandle, int32_t*);
@@ -106,6 +109,22 @@ class Tensor {
   int64_t size(int64_t d) const {
     int64_t v = 0;
     FASTCL_OK(aoti_torch_get_size(handle_, d, &v));
+    return v;
+  }
+  int64_t numel() const {
+    int64_t v = 0;
+    FASTCL_OK(aoti_torch_get_numel(handle_, &v));
+    return v;
+  }
+  // Bytes of the memory behind the tensor, which may have been given back (FSDP does) or cut short.
+  int64_t storage_bytes() const {
+    int64_t v = 0;
+    FASTCL_OK(aoti_torch_get_storage_size(handle_, &v));
+    return v;
+  }
+  int64_t storage_offset() const {  // in elements
+    int64_t v = 0;
+    FASTCL_OK(aoti_torch_get_storage_offset(handle_, &v));
     return v;
   }
   int32_t dtype() const {

@@ -140,7 +140,7 @@ def infonce(rows: Rows) -> Tensor:
             inverse propensity weighted one (Zhou et al. 2021, CLRec, Eq. 4).
 
     Returns: float32 (float64 for float64 inputs), [] or [N]. A row without negatives has loss 0 and zero gradient, and
-    counts in the mean.
+    counts in the mean. A batch without rows (N = 0) has loss 0, as sum and as mean, and zero gradient.
 
     Gradients: query, positive_key, negative_keys, temperature, log_q, negative_log_q and weight; the true ones, for any
     upstream gradient.
@@ -192,7 +192,7 @@ def mises_fisher_weights(query: Tensor, positive_key: Tensor, sigma: float = 0.5
     >>> fastcl.mises_fisher_weights(torch.eye(2), torch.eye(2))
     tensor([1., 1.])
     """
-    check_tensor("query", query, ("N", "D"), least=1)
+    check_tensor("query", query, ("N", "D"))
     check_tensor("positive_key", positive_key, tuple(query.shape), query.device)
     positive_number("sigma", sigma)
     dtype = compute_dtype(query, positive_key)

@@ -46,7 +46,7 @@ def normalized_together(*inputs: Tensor) -> tuple[Tensor, ...]:
     )
     if plain:
         return tuple([_plain(x)[0] for x in inputs])
-    rows = [x.reshape(-1, x.shape[-1]).contiguous() if x.dim() != 2 or not x.is_contiguous() else x for x in inputs]
+    rows = [x.flatten(0, -2).contiguous() if x.dim() != 2 or not x.is_contiguous() else x for x in inputs]
     if torch.is_grad_enabled() and any([x.requires_grad for x in rows]):
         units = _Normalize.apply(*rows)
     else:

@@ -5,6 +5,7 @@ and backward. Backward is itself differentiated through the fallback's plain tor
 """
 
 import math
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
+from torch.nn import Parameter
 
 from fastcl import _cuda, fallback
 from fastcl.fallback import compute_dtype
@@ -97,7 +99,27 @@ def _(grad_pos: Tensor, grad_lse: Tensor, query: Tensor, key: Tensor, positive: 
 
 _forward = torch.ops.fastcl.contrast_forward.default
 _backward = torch.ops.fastcl.contrast_backward.default
-_NONE = torch.empty(0)
+
+
+def absent(dtype: torch.dtype) -> Tensor:
+    """[0], made by a thread of its own: modes and default devices belong to a thread, and whoever imports fastcl first
+    may be inside `torch.device("meta")`, inference mode, FakeTensorMode or a transform of torch.func.
+    """
+    made: list[Tensor] = []
+    thread = threading.Thread(target=lambda: made.append(torch.empty(0, dtype=dtype, device="cpu")))
+    thread.start()
+    thread.join()
+    return made[0]
+
+
+_NONE = absent(torch.float32)
+
+
+def none_for(t: Tensor) -> Tensor:
+    """An absent tensor beside `t`: FakeTensorMode and subclasses that dispatch take none but their own kind."""
+    return _NONE if type(t) is Tensor or type(t) is Parameter else t.new_empty(0, dtype=torch.float32)
+
+
 # The ops' arguments where nothing is expected: no sums over columns wanted, and none saved.
 PLAIN = (False, False, -math.inf, _NONE, _NONE, _NONE)
 NO_SUMS = (_NONE, _NONE, _NONE)
@@ -186,7 +208,7 @@ class _Eager(Function):
         if not (needs[1] or needs[4]):
             # Frozen columns take no part in the backward pass. Not saving them is what lets a queue be overwritten in
             # between.
-            key = bias = col_id = _NONE
+            key = bias = col_id = none_for(query)
         ctx.save_for_backward(query, key, positive, scale, bias, row_id, col_id, lse, *rows)
         return pos, lse
 
@@ -325,12 +347,13 @@ def contrast(
             vector = getattr(expected, name)
             if vector is not None:
                 _vector(f"expected.{name}", vector, n, _FLOATS, device)
-    scale_t, factor = (scale, 1.0) if isinstance(scale, Tensor) else (_NONE, float(scale))
+    none = none_for(query)
+    scale_t, factor = (scale, 1.0) if isinstance(scale, Tensor) else (none, float(scale))
     # Only the CPU's kernels sum over columns on the way.
     expecting = expected is not None and query.is_cpu and not fallback.FORCED
     shift, *vectors = expected if expected is not None and expecting else (-math.inf, None, None, None)
     optional = (positive, scale_t, bias, row_id, col_id, *vectors)
-    tensors = [query.contiguous(), key.contiguous(), *[_NONE if t is None else t.contiguous() for t in optional]]
+    tensors = [query.contiguous(), key.contiguous(), *[none if t is None else t.contiguous() for t in optional]]
     if torch.compiler.is_compiling():
         # Dynamo refuses a Function that gets one tensor twice, as in-batch negatives (positive is key) do.
         tensors = [t.view_as(t) for t in tensors]
@@ -339,5 +362,5 @@ def contrast(
     elif torch.is_grad_enabled() and any([t.requires_grad for t in tensors[:5]]):
         pos, lse = _Eager.apply(*tensors, factor, shift, expecting)
     else:
-        pos, lse, *_ = _forward(*tensors[:7], factor, False, *PLAIN)
+        pos, lse, *_ = _forward(*tensors[:7], factor, False, False, False, -math.inf, none, none, none)
     return (None if positive is None else pos), lse

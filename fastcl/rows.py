@@ -11,9 +11,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from fastcl.fallback import compute_dtype, no_autocast
-from fastcl.ops import Expected, contrast
+from fastcl.ops import Expected, _functorch_active, contrast
+
+# Private, but present in every torch this package supports: modes that trace see every operation, and answer for it.
+_modes_active = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 
 
 class Queue(Protocol):
@@ -41,7 +45,12 @@ class Rows:
     log_q: bool  # whether logits are corrected by a log q
 
 
-REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"mean": torch.mean, "sum": torch.sum, "none": lambda loss: loss}
+def _mean(per_row: Tensor) -> Tensor:
+    """The mean, and 0 over no rows: a batch whose rows were all filtered out adds nothing."""
+    return per_row.mean() if per_row.shape[0] else per_row.sum()
+
+
+REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"mean": _mean, "sum": torch.sum, "none": lambda loss: loss}
 
 
 class Negatives(NamedTuple):
@@ -197,6 +206,17 @@ def inverse(temperature: float | Tensor, *inputs: Tensor) -> float | Tensor:
     return 1.0 / (temperature.to(compute_dtype(*inputs)) if isinstance(temperature, Tensor) else temperature)
 
 
+def readable(t: Tensor) -> bool:
+    """Whether looking at a value of `t` waits for no device and breaks no graph, transform or mode."""
+    return (
+        t.is_cpu
+        and type(t) in (Tensor, Parameter)
+        and not torch.compiler.is_compiling()
+        and not _functorch_active()
+        and _modes_active() == 0
+    )
+
+
 def reduced(per_row: Tensor, reduction: str, weight: Tensor | None) -> Tensor:
     """The losses times their weights, reduced; a mean divides by the number of rows, whatever the weights."""
     return REDUCTIONS[reduction](per_row if weight is None else weight.to(per_row) * per_row)
@@ -225,8 +245,8 @@ def check_batch(
             raise TypeError(f"{name}: expected a floating dtype, got {t.dtype}")
         if t.device != query.device:
             raise ValueError(f"{name}: expected device {query.device} (where query is), got {t.device}")
-    if query.dim() != 2 or query.shape[0] == 0:
-        raise ValueError(f"query: expected shape [N, D] with N >= 1, got {list(query.shape)}")
+    if query.dim() != 2:
+        raise ValueError(f"query: expected shape [N, D], got {list(query.shape)}")
     if positive_key.shape != query.shape:
         raise ValueError(
             f"positive_key: expected shape {list(query.shape)} (that of query), got {list(positive_key.shape)}"

@@ -9,8 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcl.losses import infonce, softplus
-from fastcl.ops import Expected, _functorch_active, contrast
-from fastcl.rows import Queue, check_reduction, check_temperature, check_tensor, check_weight, inverse, reduced
+from fastcl.ops import Expected, contrast
+from fastcl.rows import (
+    Queue,
+    check_reduction,
+    check_temperature,
+    check_tensor,
+    check_weight,
+    inverse,
+    readable,
+    reduced,
+)
 
 
 def sampled_softmax(
@@ -119,7 +128,7 @@ def linear_cross_entropy(
     >>> round(fastcl.linear_cross_entropy(query, table, target, weight=1 / shown).item(), 4)
     14.2146
     """
-    check_tensor("query", query, ("N", "D"), least=1)
+    check_tensor("query", query, ("N", "D"))
     n, d = query.shape
     check_tensor("table", table, ("V", d), query.device, least=1)
     v = table.shape[0]
@@ -162,8 +171,7 @@ def linear_cross_entropy(
 
 
 def _check_range(target: Tensor, ignored: Tensor, v: int) -> None:
-    # Reading values would wait for another device, break a compiled graph, and is not possible under vmap.
-    if target.device.type != "cpu" or torch.compiler.is_compiling() or _functorch_active():
+    if not readable(target):
         return
     wrong = ((target < 0) | (target >= v)) & ~ignored
     if wrong.any():

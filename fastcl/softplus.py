@@ -166,7 +166,7 @@ class _SoftplusSum(Function):
         _, sum_key, sum_weight = output
         ctx.mark_non_differentiable(sum_key, sum_weight)
         if not (keep or ctx.needs_input_grad[1] or ctx.needs_input_grad[4]):
-            key = bias = col_id = ops._NONE  # frozen columns: see ops.py
+            key = bias = col_id = ops.none_for(query)  # frozen columns: see ops.py
         ctx.save_for_backward(query, key, scale, offset, bias, row_id, col_id, sum_key, sum_weight)
 
     @staticmethod
@@ -218,9 +218,10 @@ def softplus_sum(
     for name, t, length in (("row_id", row_id, n), ("col_id", col_id, m)):
         if t is not None:
             ops._vector(name, t, length, (torch.int64,), query.device)
-    scale_t, factor = (scale, 1.0) if isinstance(scale, Tensor) else (ops._NONE, float(scale))
+    none = ops.none_for(query)
+    scale_t, factor = (scale, 1.0) if isinstance(scale, Tensor) else (none, float(scale))
     optional = (scale_t, offset, bias, row_id, col_id)
-    tensors = [query.contiguous(), key.contiguous(), *(ops._NONE if t is None else t.contiguous() for t in optional)]
+    tensors = [query.contiguous(), key.contiguous(), *(none if t is None else t.contiguous() for t in optional)]
     if torch.compiler.is_compiling():
         tensors = [t.view_as(t) for t in tensors]  # Dynamo refuses a Function that gets one tensor twice
     row_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, scale_t, *tensors[3:4]))

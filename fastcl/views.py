@@ -50,7 +50,7 @@ def nt_xent(
     >>> round(fastcl.nt_xent(torch.eye(2), torch.eye(2)).item(), 4)  # log(1 + 2 e^-2)
     0.2395
     """
-    check_tensor("view1", view1, ("B", "D"), least=1)
+    check_tensor("view1", view1, ("B", "D"))
     check_tensor("view2", view2, tuple(view1.shape), view1.device)
     both = normalized(torch.cat([view1, view2]))
     partner = both.roll(len(view1), 0)
@@ -96,7 +96,7 @@ def supcon(
     >>> fastcl.supcon(features, torch.tensor([5, 5, 8]), temperature=0.5, reduction="none")  # log(1 + e^-2), twice
     tensor([0.1269, 0.1269, 0.0000])
     """
-    check_tensor("features", features, ("N", "D"), least=1)
+    check_tensor("features", features, ("N", "D"))
     n, device = len(features), features.device
     check_tensor("labels", labels, (n,), device, integer=True)
     check_temperature(temperature, n)
@@ -147,7 +147,7 @@ def alignment(
     >>> fastcl.alignment(torch.tensor([[3.0, 0.0], [1.0, 1.0]]), torch.tensor([[0.0, 4.0], [1.0, 1.0]]))  # (25 + 0) / 2
     tensor(12.5000)
     """
-    check_tensor("x", x, ("N", "D"), least=1)
+    check_tensor("x", x, ("N", "D"))
     check_tensor("y", y, tuple(x.shape), x.device)
     positive_number("alpha", alpha)
     check_reduction(reduction)

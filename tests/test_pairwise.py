@@ -232,7 +232,6 @@ def test_hand_computed() -> None:
         (lambda x: fastcl.bpr(x, x[:1], x), ValueError, r"positive_key: expected shape \[3, 2\].*got \[1, 2\]"),
         (lambda x: fastcl.bpr(x, x, x[:, :1]), ValueError, r"negative_keys: expected shape .*got \[3, 1\]"),
         (lambda x: fastcl.negative_sampling(x, x, x.long()), TypeError, "negative_keys: expected a floating dtype"),
-        (lambda x: fastcl.bpr(x[:0], x[:0], x), ValueError, r"query: expected shape \[N, D\] with N >= 1"),
         (lambda x: fastcl.bpr(x, x, x, reduction="max"), ValueError, "reduction: expected"),
         (lambda x: fastcl.siglip(x, x, "1", 0.0), TypeError, "logit_scale: expected a number, got str"),
         (

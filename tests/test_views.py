@@ -246,7 +246,6 @@ LABELS = torch.tensor([1, 1, 2])
 @pytest.mark.parametrize(
     ("loss", "change", "error", "message"),
     [
-        ("nt_xent", {"view1": torch.ones(0, 4)}, ValueError, r"view1.*B >= 1.*\[0, 4\]"),
         ("nt_xent", {"view1": X.long()}, TypeError, "view1.*int64"),
         ("nt_xent", {"view2": torch.ones(2, 4)}, ValueError, r"view2.*\[3, 4\].*\[2, 4\]"),
         ("nt_xent", {"view2": torch.ones(3, 4, device="meta")}, ValueError, "view2.*cpu.*meta"),
@@ -254,14 +253,12 @@ LABELS = torch.tensor([1, 1, 2])
         ("nt_xent", {"reduction": "max"}, ValueError, "reduction.*max"),
         ("nt_xent", {"weight": torch.ones(3)}, ValueError, r"weight.*\[6\].*\[3\]"),
         ("supcon", {"features": torch.ones(3)}, ValueError, r"features.*\[N, D\].*\[3\]"),
-        ("supcon", {"features": torch.ones(0, 4)}, ValueError, r"features.*N >= 1.*\[0, 4\]"),
         ("supcon", {"labels": torch.ones(3)}, TypeError, "labels.*int64.*float32"),
         ("supcon", {"labels": LABELS[:2]}, ValueError, r"labels.*\[3\].*\[2\]"),
         ("supcon", {"temperature": torch.ones(2)}, ValueError, r"temperature.*\[2\]"),
         ("supcon", {"reduction": "max"}, ValueError, "reduction.*max"),
         ("supcon", {"weight": torch.ones(2)}, ValueError, r"weight.*\[3\].*\[2\]"),
         ("alignment", {"x": [1.0]}, TypeError, "x.*list"),
-        ("alignment", {"x": torch.ones(0, 4)}, ValueError, r"x.*N >= 1.*\[0, 4\]"),
         ("alignment", {"y": torch.ones(3, 5)}, ValueError, r"y.*\[3, 4\].*\[3, 5\]"),
         ("alignment", {"alpha": 0}, ValueError, "alpha.*0"),
         ("alignment", {"alpha": "2"}, TypeError, "alpha.*str"),

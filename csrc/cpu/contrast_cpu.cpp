@@ -49,14 +49,14 @@ void forward(const ForwardArguments& a, StableIValue* results) {
   const Problem<T> p(in);
   const int32_t dtype = torch_dtype<T>();
   const bool columns = expected.key_grad || expected.bias_grad;
-  Tensor pos = Tensor::empty({p.positive.data != nullptr ? p.n : 0}, dtype);
+  Tensor pos = Tensor::empty({p.has_positive ? p.n : 0}, dtype);
   Tensor lse = Tensor::empty({p.n}, dtype);
   Tensor mean_key = a.row_grad ? Tensor::empty({p.n, p.d}, dtype) : Tensor::empty({0}, dtype);
   Tensor gradient = Tensor::empty({columns ? p.n : 0}, dtype);
   Tensor key_sum = columns ? Tensor::empty({p.m, p.d}, dtype) : Tensor::empty({0}, dtype);
   Tensor bias_sum = Tensor::empty({expected.bias_grad ? p.m : 0}, dtype);
 
-  if (p.positive.data != nullptr) {
+  if (p.has_positive) {
     T* out = pos.write<T>();
     parallel_for(0, p.n, grain(2 * p.d), [&](int64_t begin, int64_t end) {
       p.kernels.row_dot(p.query, p.positive, p.d, begin, end, out);
@@ -135,7 +135,7 @@ void backward(const BackwardArguments& a, StableIValue* results) {
   const Wanted wanted = a.wanted;
   const Problem<T> p(in);
   const int32_t dtype = torch_dtype<T>();
-  const bool has_positive = p.positive.data != nullptr;
+  const bool has_positive = p.has_positive;
   const auto empty_like = [&](bool want, int64_t rows, const Tensor& t) {
     return want ? Tensor::empty({rows, p.d}, t.dtype()) : Tensor::empty({0}, dtype);
   };
@@ -186,6 +186,10 @@ void backward(const BackwardArguments& a, StableIValue* results) {
   if ((wanted.key || wanted.bias) && present(saved.gradient) && (!wanted.bias || present(saved.bias_sum))) {
     vector_of(saved.gradient, p.n, "expected");
     check(saved.gradient.dtype() == dtype, "expected: expected the dtype of lse");
+    if (wanted.bias) {
+      vector_of(saved.bias_sum, p.m, "bias_sum");
+      check(saved.bias_sum.dtype() == dtype, "bias_sum: expected the dtype of lse");
+    }
     factor = common_factor(grad_lse.get(), saved.gradient.read<T>(), lse, p.n);
   }
   if (factor == factor) {

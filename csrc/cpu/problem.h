@@ -36,7 +36,8 @@ struct Side {
 template <class T>
 struct Problem {
   int64_t n, m, d;
-  Matrix query, key, positive;  // key and positive may be absent (null data)
+  bool has_positive;            // its data may be null all the same: without features there is nothing to point at
+  Matrix query, key, positive;  // key and positive may be absent
   Buffer<T> scale;              // [n]
   Buffer<T> log2_scale;         // [n], scale * log2 e: makes similarities powers of two
   const int64_t *row_id, *col_id;
@@ -46,9 +47,10 @@ struct Problem {
       : n(in.query.size(0)),
         m(in.key.dim() == 2 ? in.key.size(0) : 0),
         d(in.query.size(1)),
+        has_positive(in.positive.dim() == 2),
         query(matrix_of(in.query, n, d, "query")),
         key(in.key.dim() == 2 ? matrix_of(in.key, m, d, "key") : Matrix{nullptr, DType::kFloat32}),
-        positive(in.positive.dim() == 2 ? matrix_of(in.positive, n, d, "positive") : Matrix{nullptr, DType::kFloat32}),
+        positive(has_positive ? matrix_of(in.positive, n, d, "positive") : Matrix{nullptr, DType::kFloat32}),
         scale(n),
         log2_scale(n),
         row_id(ids_of(in.row_id, n, "row_id")),

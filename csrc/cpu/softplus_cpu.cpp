@@ -38,11 +38,12 @@ void backward(const Inputs& in, const Tensor& grad_t, const Tensor& offset, bool
   const int32_t dtype = torch_dtype<T>();
   vector_of(grad_t, p.n, "grad");
   check(grad_t.dtype() == dtype, "grad: expected the compute dtype");
-  const T* grad = grad_t.read<T>();
   Tensor grad_key = key_grad ? Tensor::empty({p.m, p.d}, in.key.dtype()) : Tensor::empty({0}, dtype);
   Tensor grad_bias = Tensor::empty({bias_grad ? p.m : 0}, dtype);
 
   const Buffer<T> weight(p.n);
+  // Not null without rows either, which would mean that no gradient of the bias is wanted.
+  const T* grad = p.n != 0 ? grad_t.read<T>() : weight.get();
   for (int64_t i = 0; i < p.n; ++i) weight[i] = grad[i] * p.scale[i];
   Buffer<T> shift = present(offset) ? p.log2_shift(offset, "offset", p.n, p.padded(p.n)) : Buffer<T>(p.padded(p.n));
   for (int64_t i = 0; i < p.padded(p.n) && !present(offset); ++i) {

@@ -42,7 +42,7 @@ class DeviceGuard {
 
 class Device {
  public:
-  explicit Device(const Tensor& t) : index_(t.device_index()), guard_(index_) {
+  explicit Device(const Tensor& t) : index_(index_of(t)), guard_(index_) {
     ok(cudaSetDevice(index_));  // our runtime is linked statically: another one than torch's
     FASTCL_OK(aoti_torch_get_current_cuda_stream(index_, reinterpret_cast<void**>(&stream_)));
   }
@@ -64,6 +64,11 @@ class Device {
   }
 
  private:
+  static int32_t index_of(const Tensor& t) {
+    check(t.device_type() == aoti_torch_device_type_cuda(), "query: expected a tensor on a CUDA device");
+    return t.device_index();
+  }
+
   int32_t index_;
   DeviceGuard guard_;
   cudaStream_t stream_ = nullptr;

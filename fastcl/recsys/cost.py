@@ -36,9 +36,9 @@ class Shape(NamedTuple):
 
 
 def _softmax(shape: Shape) -> tuple[list[Tensor], dict[str, Callable[[], Tensor]]]:
-    hidden = torch.randn(shape.n, shape.dim, requires_grad=True)
-    table = (torch.randn(shape.columns + 1, shape.dim) * 0.1).requires_grad_()
-    target = torch.randint(1, shape.columns + 1, (shape.n,))
+    hidden = torch.randn(shape.n, shape.dim, device="cpu", dtype=torch.float32).requires_grad_()
+    table = (torch.randn(shape.columns + 1, shape.dim, device="cpu", dtype=torch.float32) * 0.1).requires_grad_()
+    target = torch.randint(1, shape.columns + 1, (shape.n,), device="cpu")
     return [hidden, table], {
         "fused": lambda: full_softmax(hidden, table, target, target),
         "plain": lambda: F.cross_entropy(hidden @ table[1:].T, target - 1),
@@ -46,7 +46,8 @@ def _softmax(shape: Shape) -> tuple[list[Tensor], dict[str, Callable[[], Tensor]
 
 
 def _queue(shape: Shape) -> tuple[list[Tensor], dict[str, Callable[[], Tensor]]]:
-    user, positive, cached = (F.normalize(torch.randn(m, shape.dim)) for m in (shape.n, shape.n, shape.columns))
+    counts = (shape.n, shape.n, shape.columns)
+    user, positive, cached = (F.normalize(torch.randn(m, shape.dim, device="cpu", dtype=torch.float32)) for m in counts)
     queue = fastcl.NegativeQueue(shape.columns, shape.dim)
     queue.push(cached)
     user.requires_grad_()
@@ -56,7 +57,8 @@ def _queue(shape: Shape) -> tuple[list[Tensor], dict[str, Callable[[], Tensor]]]
         return fastcl.infonce(user, positive, temperature=TEMPERATURE, normalize=False, in_batch=True, queue=queue)
 
     def plain() -> Tensor:
-        return F.cross_entropy(user @ torch.cat([positive, queue.keys]).T / TEMPERATURE, torch.arange(shape.n))
+        logits = user @ torch.cat([positive, queue.keys]).T / TEMPERATURE
+        return F.cross_entropy(logits, torch.arange(shape.n, device="cpu"))
 
     return [user, positive], {"fused": fused, "plain": plain}
 

@@ -23,7 +23,7 @@ def feature_vectors(items: Items) -> torch.Tensor:
     parts = []
     for feature in items.features.values():
         codes = torch.from_numpy(feature.codes)
-        hot = torch.zeros(len(codes), len(feature.values) + 1)
+        hot = torch.zeros(len(codes), len(feature.values) + 1, device="cpu", dtype=torch.float32)
         parts.append(hot.scatter_(1, codes, 1.0)[:, 1:])
     return torch.cat(parts, 1)
 

@@ -31,8 +31,9 @@ class Dropout(nn.Dropout):
         if not self.training or x.device.type != "cpu" or kept in (0, 2**16):
             return super().forward(x)
         count = x.numel()
-        draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)[:count]
-        scale = torch.lt(draws.view(x.shape), kept - 2**15, out=torch.empty(x.shape, dtype=x.dtype))
+        draws = torch.empty(-(-count // 4), device="cpu", dtype=torch.int64).random_(-(2**63), None)
+        draws = draws.view(torch.int16)[:count].view(x.shape)
+        scale = torch.lt(draws, kept - 2**15, out=torch.empty(x.shape, device="cpu", dtype=x.dtype))
         return x * scale.mul_(2**16 / kept)
 
 
@@ -47,7 +48,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dr
     if not rate or query.device.type != "cpu":
         return F.scaled_dot_product_attention(query, key, value, mask, rate, is_causal=mask is None)
     if mask is None:
-        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+        mask = torch.ones(query.shape[-2], key.shape[-2], device=query.device, dtype=torch.bool).tril()
     logits = (query * query.shape[-1] ** -0.5) @ key.mT
     logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
     return dropout(logits.softmax(-1)) @ value

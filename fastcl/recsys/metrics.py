@@ -137,9 +137,9 @@ def rank_cases(
     weights = None if drawn_by is None else drawn_by(counts)
     bytes_a_case = len(counts) * (_SCORE_BYTES + (0 if weights is None else _DRAW_BYTES))
     rng = np.random.default_rng(seed)
-    rank = torch.empty(len(cases), dtype=torch.float64)
-    candidates = torch.empty(len(cases), dtype=torch.int64)
-    shown = torch.zeros(len(k), len(counts), dtype=torch.int64)
+    rank = torch.empty(len(cases), device="cpu", dtype=torch.float64)
+    candidates = torch.empty(len(cases), device="cpu", dtype=torch.int64)
+    shown = torch.zeros(len(k), len(counts), device="cpu", dtype=torch.int64)
     with torch.inference_mode(), serving(scorer):
         for rows in _chunks(len(cases), min(chunk, max(memory // bytes_a_case, 1))):
             history = cases.history.take(rows)
@@ -256,7 +256,7 @@ def _best(masked: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _rows(history: Histories) -> torch.Tensor:
-    return torch.repeat_interleave(torch.arange(len(history)), torch.from_numpy(history.lengths))
+    return torch.repeat_interleave(torch.arange(len(history), device="cpu"), torch.from_numpy(history.lengths))
 
 
 def _chunks(count: int, chunk: int) -> list[np.ndarray]:

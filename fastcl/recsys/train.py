@@ -232,12 +232,13 @@ def _validate(run: Run) -> dict[str, float]:
     valid = run.split.valid
     rows = np.arange(launch.rank(), len(valid), launch.count())
     part = Cases(valid.user[rows], valid.history.take(rows), valid.target[rows])
-    sums = torch.zeros(len(state.METRICS) + 1, dtype=torch.float64)
+    sums = torch.zeros(len(state.METRICS) + 1, device="cpu", dtype=torch.float64)
     if len(rows) or launch.count() == 1:
         scores = evaluate(run.model.eval(), part, counts=run.split.counts, seen=run.settings.seen)
         if launch.count() == 1:
             return {name: scores[name] for name in state.METRICS}
-        sums = len(rows) * torch.tensor([1.0, *(scores[name] for name in state.METRICS)], dtype=torch.float64)
+        means = [1.0, *(scores[name] for name in state.METRICS)]
+        sums = len(rows) * torch.tensor(means, device="cpu", dtype=torch.float64)
     total = launch.add(sums.to(run.model.device)).tolist()
     return {name: value / total[0] for name, value in zip(state.METRICS, total[1:], strict=True)}
 

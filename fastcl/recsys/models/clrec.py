@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fastcl.momentum import momentum_update
 from fastcl.negatives import NegativeQueue
+from fastcl.ops import absent
 from fastcl.recsys.batching import Packed, Spans, batch_count, batched, log_shares, newest, pack, time_buckets
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.models.base import Model
@@ -135,7 +136,7 @@ class CLRecConfig:
         ENCODERS[self.encoder].check(self)
 
 
-_NONE = torch.empty(0, dtype=torch.int64)
+_NONE = absent(torch.int64)
 
 
 class Batch(NamedTuple):

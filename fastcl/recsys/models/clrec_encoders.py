@@ -49,7 +49,7 @@ class ItemEncoder(nn.Module):
     def described(self, item: Tensor) -> Tensor:
         """[U, D], what the features add."""
         values = [bag(self.get_buffer(f"codes_{nth}")[item]) for nth, bag in enumerate(self.features)]
-        return torch.cat(values, -1) if values else torch.zeros(len(item), self.id.embedding_dim, device=item.device)
+        return torch.cat(values, -1) if values else self.id.weight.new_zeros(len(item), self.id.embedding_dim)
 
 
 class Features(NamedTuple):

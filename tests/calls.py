@@ -1,0 +1,141 @@
+"""Every public function of fastcl that takes tensors, with all its tensor arguments: a table for tests to walk through.
+
+A call knows the shapes of its arguments by letters, so that one table serves any sizes: N rows, M columns, K private
+columns, D features, V classes. Nothing here is under test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import fastcl
+from fastcl import reference
+
+SIZES = {"N": 6, "M": 5, "K": 3, "D": 4, "V": 7}
+
+
+class Argument(NamedTuple):
+    """`kind`: rows of features, a positive number, any number, the log of a probability, an id, or a class below V."""
+
+    shape: str  # letters of SIZES; "2N" for both views; "" for a 0-d tensor
+    kind: str = "rows"
+
+    def make(self, sizes: Mapping[str, int], g: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
+        shape = [2 * sizes["N"]] if self.shape == "2N" else [sizes[letter] for letter in self.shape]
+        if self.kind in ("id", "class"):
+            return torch.randint(3 if self.kind == "id" else max(1, sizes["V"]), shape, generator=g)
+        x = torch.randn(shape, generator=g, dtype=torch.float64)
+        x = {"rows": x, "number": x, "positive": 0.3 + x.abs(), "log_q": -1.0 - x.abs()}[self.kind]
+        return x.to(dtype)
+
+
+class Call(NamedTuple):
+    function: str
+    arguments: dict[str, Argument]
+    options: dict[str, Any] = {}
+
+    @property
+    def learning(self) -> list[str]:
+        return [name for name, a in self.arguments.items() if a.kind not in ("id", "class")]
+
+    def make(
+        self, sizes: Mapping[str, int] = SIZES, dtype: torch.dtype = torch.float32, seed: int = 0
+    ) -> dict[str, Tensor]:
+        g = torch.Generator().manual_seed(seed)
+        return {name: a.make(sizes, g, dtype) for name, a in self.arguments.items()}
+
+    def __call__(self, arguments: Mapping[str, Any], **options: Any) -> Any:
+        return self._run(getattr(fastcl, self.function), arguments, options)
+
+    def reference(self, arguments: Mapping[str, Any], **options: Any) -> Any:
+        return self._run(getattr(reference, self.function), arguments, options)
+
+    def _run(self, function: Callable[..., Any], arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+        arguments = dict(arguments)
+        queue = {n.removeprefix("queue."): arguments.pop(n) for n in list(arguments) if n.startswith("queue.")}
+        if queue:
+            arguments["queue"] = Queue(**queue)
+        return function(**arguments, **self.options, **options)
+
+
+class Queue(NamedTuple):
+    """What a loss reads of a queue."""
+
+    keys: Any
+    ids: Any = None
+    log_q: Any = None
+
+
+ROWS = {"query": Argument("ND"), "positive_key": Argument("ND")}
+WEIGHT = {"weight": Argument("N", "positive")}
+SHARED = {"negative_keys": Argument("MD")}
+PRIVATE = {"negative_keys": Argument("NKD")}
+IDS = {"ids": Argument("N", "id")}
+ONE_T = {"temperature": Argument("", "positive")}
+ROW_T = {"temperature": Argument("N", "positive")}
+LOG_Q = {"log_q": Argument("N", "log_q")}
+QUEUE = {"queue.keys": Argument("MD"), "queue.ids": Argument("M", "id"), "queue.log_q": Argument("M", "log_q")}
+COLUMNS = {"bias": Argument("M", "number"), "row_id": Argument("N", "id"), "col_id": Argument("M", "id")}
+PAIR = {"query": Argument("ND"), "key": Argument("MD")}
+PAIRWISE = {
+    f"{name}, {kind}": Call(name, ROWS | keys | WEIGHT)
+    for name in ("bpr", "negative_sampling", "jensen_shannon")
+    for kind, keys in (("shared", SHARED), ("private", PRIVATE))
+}
+# The first of the losses over `Rows` in all its forms, the others, which share its code, in one each.
+CALLS: dict[str, Call] = {
+    "contrast": Call("contrast", {**PAIR, "positive": Argument("ND"), "scale": Argument("", "positive"), **COLUMNS}),
+    "contrast, a scale a row": Call("contrast", {**PAIR, "scale": Argument("N", "positive")}),
+    "softplus_sum": Call(
+        "softplus_sum", {**PAIR, "scale": Argument("", "positive"), "offset": Argument("N", "number"), **COLUMNS}
+    ),
+    "softplus_sum, a scale a row": Call("softplus_sum", {**PAIR, "scale": Argument("N", "positive")}),
+    "infonce": Call("infonce", ROWS | ONE_T | WEIGHT),
+    "infonce, as it is": Call("infonce", ROWS | ONE_T, {"normalize": False}),
+    "infonce, symmetric": Call("infonce", ROWS | ONE_T | IDS, {"symmetric": True}),
+    "infonce, shared": Call(
+        "infonce", ROWS | SHARED | ROW_T | IDS | {"negative_ids": Argument("M", "id")}, {"normalize": False}
+    ),
+    "infonce, private": Call(
+        "infonce", ROWS | PRIVATE | IDS | {"negative_ids": Argument("NK", "id")}, {"normalize": False}
+    ),
+    "infonce, queue": Call("infonce", ROWS | ROW_T | IDS | LOG_Q | QUEUE),
+    "dcl": Call("dcl", ROWS | ONE_T | WEIGHT),
+    "dclw": Call("dclw", ROWS | ONE_T | WEIGHT),
+    "debiased_infonce": Call("debiased_infonce", ROWS | ONE_T | WEIGHT),
+    "infonce_plus": Call("infonce_plus", ROWS | SHARED | ONE_T | WEIGHT, {"epsilon": 0.5}),
+    "mine": Call("mine", ROWS | ONE_T | WEIGHT | IDS),
+    "mine_plus": Call("mine_plus", ROWS | SHARED | ROW_T | WEIGHT, {"in_batch": True}),
+    "sampled_softmax": Call(
+        "sampled_softmax", ROWS | SHARED | ONE_T | LOG_Q | {"negative_log_q": Argument("M", "log_q")}
+    ),
+    "sampled_softmax, private": Call(
+        "sampled_softmax", ROWS | PRIVATE | LOG_Q | {"negative_log_q": Argument("NK", "log_q")}
+    ),
+    "linear_cross_entropy": Call(
+        "linear_cross_entropy",
+        {"query": Argument("ND"), "table": Argument("VD"), "target": Argument("N", "class"),
+         "bias": Argument("V", "number"), **ONE_T, **WEIGHT},
+    ),
+    "nt_xent": Call(
+        "nt_xent", {"view1": Argument("ND"), "view2": Argument("ND"), **ONE_T, "weight": Argument("2N", "positive")}
+    ),
+    "supcon": Call("supcon", {"features": Argument("ND"), "labels": Argument("N", "id"), **ROW_T, **WEIGHT}),
+    "alignment": Call("alignment", {"x": Argument("ND"), "y": Argument("ND"), **WEIGHT}),
+    "uniformity": Call("uniformity", {"x": Argument("ND")}),
+    **PAIRWISE,
+    "siglip": Call(
+        "siglip",
+        {"query": Argument("ND"), "key": Argument("ND"), "logit_scale": Argument("", "positive"),
+         "logit_bias": Argument("", "number"), **WEIGHT},
+    ),
+    "triplet": Call(
+        "triplet", {"anchor": Argument("ND"), "positive": Argument("ND"), "negative": Argument("ND"), **WEIGHT}
+    ),
+}  # fmt: skip
+# Those that reduce over rows: all but the two ops, and uniformity, which is one number for the batch.
+LOSSES = {name: c for name, c in CALLS.items() if c.function not in ("contrast", "softplus_sum", "uniformity")}
