@@ -1,4 +1,4 @@
-# make demo   trains and compares two recommenders on the bundled ratings (about two minutes)
+# make demo   trains and compares two recommenders on movie ratings (about two minutes)
 # make test   checks the style and the types, runs the tests; make check adds the tests that take longer
 # Each sets up .venv on its first run. The other targets are for working on fastcl itself.
 
@@ -16,7 +16,7 @@ BUILD_INPUTS := setup.py pyproject.toml $(shell find csrc)
 .PHONY: demo test check build lint format bench clean
 
 demo: .venv/fastcl-recsys
-	$(BIN)/fastcl demo
+	$(BIN)/fastcl demo --data movies
 
 test: lint
 	$(PYTEST)

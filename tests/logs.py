@@ -4,7 +4,13 @@ import gzip
 import lzma
 from pathlib import Path
 
+import pytest
+
 from fastcl.recsys.data import Histories, Interactions
+
+# MovieLens is in the repository and in no archive that is made of it.
+MOVIES = Path(__file__).parents[1] / "data" / "movielens-small"
+needs_movies = pytest.mark.skipif(not MOVIES.is_dir(), reason="needs data/movielens-small of the repository")
 
 
 def lists(histories: Histories) -> list[list[int]]:

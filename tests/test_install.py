@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -185,6 +187,34 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
+def check_contents(names: list[str], metadata: str) -> None:
+    """Nothing but the purchases, which are in the public domain, as data; and the licences say so."""
+    data = {Path(name).name for name in names if name.endswith((".xz", ".gz", ".csv", ".dat", ".zip"))}
+    assert {"purchases.csv.xz", "products.csv.xz"} <= data
+    assert not [name for name in names if re.search(r"movielens|ratings|movies", name, re.I)]
+    assert not [name for name in names if "/bundled/" in name and "completejourney" not in name and Path(name).suffix]
+    assert "License-Expression: Apache-2.0 AND CC0-1.0" in metadata.splitlines()
+    files = re.findall(r"^License-File: (.*)$", metadata, re.M)
+    assert files == ["LICENSE", "fastcl/recsys/bundled/completejourney/README.txt"]
+
+
+def test_archives_hold_no_data_with_terms(source: Path, tmp_path: Path) -> None:
+    if importlib.util.find_spec("setuptools") is None:
+        pytest.skip("setuptools is not installed")
+    built = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
+    checked(sys.executable, "-c", built, cwd=source)
+    (sdist,) = tmp_path.glob("fastcl-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = archive.getnames()
+        metadata = archive.extractfile(next(name for name in names if name.count("/") == 1 and "PKG-INFO" in name))
+        assert metadata is not None
+        text = metadata.read().decode()
+    check_contents(names, text)
+    # What a wheel takes from the tree, without the compiled part.
+    checked(sys.executable, "setup.py", "-q", "build_py", "--build-lib", tmp_path / "lib", cwd=source)
+    check_contents([str(path) for path in (tmp_path / "lib").rglob("*") if path.is_file()], text)
+
+
 @pytest.fixture(scope="module")
 def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from the sdist, which thereby must be complete."""
@@ -209,9 +239,16 @@ def venv(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_wheel_from_sdist_works(wheel: Path, venv: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = next(name for name in archive.namelist() if name.endswith("/METADATA"))
+        check_contents(archive.namelist(), archive.read(metadata).decode())
     python = make_venv(venv, with_torch=True)
     checked(python, "-m", "pip", "install", wheel)
     assert str(venv) in checked(python, "-c", EXERCISE, cwd=tmp_path)
+    movies = run(python, "-m", "fastcl.recsys", "data", "check", "bundled:movies", cwd=tmp_path)
+    assert movies.returncode == 2
+    assert "movies: movielens-small is not in the package" in movies.stdout
+    checked(python, "-m", "fastcl.recsys", "data", "check", "bundled:purchases", cwd=tmp_path)
     help_text = checked(venv / "bin" / "fastcl", "--help", cwd=tmp_path)
     assert "recommend" in help_text
     package = Path(checked(python, "-c", "import fastcl; print(*fastcl.__path__)", cwd=tmp_path).strip())

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from logs import needs_movies
 
 from benchmarks import quality, study
 from benchmarks.protocols import PROTOCOLS, SEEN, some
@@ -181,6 +182,7 @@ def test_the_shift_trains_on_weekdays_before_and_tests_after() -> None:
     assert split.test.history.time.max() < split.report.at
 
 
+@needs_movies
 def test_merged_trains_on_all_but_the_last_item() -> None:
     split = SPLITS["merged"]("bundled:movies", Path()).split
     log = bundled("movies").log

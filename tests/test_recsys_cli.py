@@ -150,9 +150,9 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_demo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    # The real demo on the real ratings, with models small enough for a test.
-    plan = ("mask", {"sasrec": (1, {"dim": 8, "max_len": 5}), "clrec": (1, {"dim": 8, "max_len": 5, "batch": 1024})})
-    monkeypatch.setitem(demo.PLANS, "movies", plan)
+    # The real demo on the real purchases, with models small enough for a test.
+    plan = ("keep", {"sasrec": (1, {"dim": 8, "max_len": 5}), "clrec": (1, {"dim": 8, "max_len": 5, "batch": 1024})})
+    monkeypatch.setitem(demo.PLANS, "purchases", plan)
     assert call("demo", "-o", tmp_path / "demo", "--json") == 0
     numbers = json.loads(capsys.readouterr().out)
     assert numbers == json.loads((tmp_path / "demo" / "report.json").read_text())
@@ -166,7 +166,8 @@ def test_demo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         "report.txt",
         "report.png",
     }
-    assert set(numbers["results"]) == {"popularity", "co-occurrence", "sasrec", "clrec"}
+    assert set(numbers["results"]) == {"popularity", "co-occurrence", "personal frequency", "sasrec", "clrec"}
+    assert (numbers["data"], numbers["seen"]) == ("purchases", "keep")
     assert load(tmp_path / "demo" / "clrec").name == "clrec"
 
 

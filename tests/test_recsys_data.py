@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logs import lists, named, times, write
+from logs import lists, named, needs_movies, times, write
 
+from fastcl.recsys import cli
+from fastcl.recsys import data as data_module
 from fastcl.recsys.data import Cases, Feature, Histories, Interactions, Items, bundled
 
 ROWS = st.lists(st.lists(st.integers(1, 9), max_size=6), max_size=8)
@@ -214,6 +216,7 @@ def test_options_are_checked_before_the_file_is_opened(tmp_path: Path) -> None:
         Interactions.read(missing)
 
 
+@needs_movies
 @pytest.mark.parametrize(("name", "sizes"), [("movies", (671, 9_066, 100_004)), ("purchases", (2_345, 1_220, 152_543))])
 def test_bundled_sets_are_whole_and_in_time_order(name: str, sizes: tuple[int, int, int]) -> None:
     data = bundled(name)
@@ -226,6 +229,7 @@ def test_bundled_sets_are_whole_and_in_time_order(name: str, sizes: tuple[int, i
     assert np.unique(data.log.item).tolist() == list(range(1, sizes[1] + 1))
 
 
+@needs_movies
 def test_bundled_features_belong_to_their_items() -> None:
     movies = bundled("movies").items
     star_wars = int(movies.encode(["260"])[0])
@@ -244,3 +248,15 @@ def test_bundled_features_belong_to_their_items() -> None:
         assert feature.values[feature.codes[acne, 0] - 1] == value
     with pytest.raises(ValueError, match="name: expected one of 'movies', 'purchases', got 'books'"):
         bundled("books")
+
+
+def test_movies_that_are_not_there_are_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    # As in an installed package.
+    elsewhere = (tmp_path / "data" / "movielens-small", *data_module._BUNDLED["movies"][1:])
+    monkeypatch.setitem(data_module._BUNDLED, "movies", elsewhere)
+    with pytest.raises(FileNotFoundError, match="movies: movielens-small is not in the package, since its terms"):
+        bundled("movies")
+    assert cli.main(["data", "check", "bundled:movies"]) == 2
+    assert "bundled:purchases is here" in capsys.readouterr().err

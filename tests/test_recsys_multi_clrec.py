@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from logs import needs_movies
 from test_recsys_models import OPTIONS as SMALL
 from test_recsys_models import histories, items
 
@@ -285,7 +286,7 @@ def test_a_category_that_is_no_feature_is_refused() -> None:
         MultiCLRec(items(), category="brand")
 
 
-@pytest.mark.parametrize("name", ["purchases", "movies"])
+@pytest.mark.parametrize("name", ["purchases", pytest.param("movies", marks=needs_movies)])
 def test_the_bundled_sets_with_their_categories(name: str) -> None:
     split = bundled(name).split()
     few = dataclasses.replace(split, train=split.train.take(np.arange(40)).last(40))

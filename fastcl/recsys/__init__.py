@@ -1,11 +1,11 @@
 """fastcl.recsys: sequential recommenders on top of the losses. Data in, models, training, metrics, recommendations out.
 
 >>> from fastcl.recsys import SASRec, bundled, evaluate, fit, recommend
->>> split = bundled("movies").split()
+>>> split = bundled("purchases").split()
 >>> model = SASRec(split.items, dim=64, seed=0)
 >>> history = fit(model, split, epochs=10, out="runs/first")  # doctest: +SKIP
 >>> evaluate(model, split.test, counts=split.counts)  # doctest: +SKIP
->>> recommend(model, [["318", "296"]], k=5)  # doctest: +SKIP
+>>> recommend(model, [["BANANAS", "FLUID MILK WHITE ONLY"]], k=5)  # doctest: +SKIP
 """
 
 from fastcl.recsys.checkpoint import load, save

@@ -5,7 +5,7 @@ Containers are in containers.py, reading and splitting in interactions.py; nothi
 
 from __future__ import annotations
 
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from fastcl.recsys.containers import PAD, Cases, Feature, Histories, Items, Scorer, Split
@@ -31,10 +31,14 @@ __all__ = [
 
 
 def bundled(name: str) -> Interactions:
-    """A real data set that comes with the package; source and terms lie beside it in `bundled/`.
+    """A real data set, read as an `Interactions`; its source and terms lie beside it.
 
-    "movies":    MovieLens ml-latest-small (2016), every rating an interaction; titles, features genres and decade.
     "purchases": Complete Journey, top-value product of each basket, 48% repeats; features department and category.
+        It is in the public domain and comes with the package.
+    "movies":    MovieLens ml-latest-small (2016), every rating an interaction; titles, features genres and decade. It
+        may not be used commercially, so it is in the repository (`data/movielens-small/`) and in no package.
+
+    Raises ValueError for another name, FileNotFoundError for "movies" where fastcl is not run from its sources.
 
     >>> len(bundled("purchases").users)
     2345
@@ -42,9 +46,13 @@ def bundled(name: str) -> Interactions:
     if name not in _BUNDLED:
         raise ValueError(f"name: expected one of {', '.join(map(repr, _BUNDLED))}, got {name!r}")
     folder, log_file, item_file, columns, describe = _BUNDLED[name]
-    with resources.as_file(resources.files(__package__) / "bundled" / folder) as path:
-        data = Interactions.read(path / log_file, **columns)
-        table = read_columns(path / item_file, "csv")
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{name}: {folder.name} is not in the package, since its terms forbid commercial use; it is in fastcl's "
+            f"repository, for which `pip install -e .` makes bundled:{name} known. bundled:purchases is here"
+        )
+    data = Interactions.read(folder / log_file, **columns)
+    table = read_columns(folder / item_file, "csv")
     row = {item: k for k, item in enumerate(next(iter(table.values())))}
     order = [row[item] for item in data.items.ids]
     titles, features = describe({column: [cells[k] for k in order] for column, cells in table.items()})
@@ -66,16 +74,17 @@ def _purchases(table: _Columns) -> tuple[tuple[str, ...] | None, dict[str, Featu
     return None, {name: Feature.from_labels([[cell] for cell in table[name]]) for name in names}
 
 
-_BUNDLED: dict[str, tuple[str, str, str, dict[str, str], Any]] = {
+_HERE = Path(__file__).resolve().parent
+_BUNDLED: dict[str, tuple[Path, str, str, dict[str, str], Any]] = {
     "movies": (
-        "movielens-small",
+        _HERE.parents[1] / "data" / "movielens-small",
         "ratings.csv.xz",
         "movies.csv.xz",
         {"user": "userId", "item": "movieId", "time": "timestamp"},
         _movies,
     ),
     "purchases": (
-        "completejourney",
+        _HERE / "bundled" / "completejourney",
         "purchases.csv.xz",
         "products.csv.xz",
         {"user": "household", "item": "product", "time": "time"},

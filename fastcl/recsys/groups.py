@@ -34,10 +34,10 @@ def by_group(found: Ranking, cases: Cases, by: Sequence[str] = tuple(GROUPS)) ->
 
     >>> from fastcl.recsys import Popularity, bundled
     >>> from fastcl.recsys.metrics import rank_cases
-    >>> split = bundled("movies").split()
+    >>> split = bundled("purchases").split()
     >>> report = by_group(rank_cases(Popularity(split.counts), split.test, k=(10,)), split.test, by=("popularity",))
     >>> [(row["group"], row["cases"], round(row["recall@10"], 3)) for row in report["popularity"]][-2:]
-    [('30-39', 57, 0.0), ('40+', 297, 0.094)]
+    [('30-39', 73, 0.0), ('40+', 2079, 0.054)]
     """
     check_groups(by)
     report = {}

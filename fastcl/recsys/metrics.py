@@ -68,9 +68,9 @@ def evaluate(
 
     >>> from fastcl.recsys.data import bundled
     >>> from fastcl.recsys.floors import Popularity
-    >>> split = bundled("movies").split()
-    >>> round(evaluate(Popularity(split.counts), split.test)["recall@10"], 4)
-    0.0417
+    >>> split = bundled("purchases").split()
+    >>> round(evaluate(Popularity(split.counts), split.test, seen="keep")["recall@10"], 4)
+    0.2085
     """
     _check_options(k, seen, chunk)
     names = metric_names(metrics, protocol, vectors is not None)
@@ -115,10 +115,10 @@ def rank_cases(
 
     >>> from fastcl.recsys.data import bundled
     >>> from fastcl.recsys.floors import Popularity
-    >>> split = bundled("movies").split()
+    >>> split = bundled("purchases").split()
     >>> found = rank_cases(Popularity(split.counts), split.test, k=(10,))
     >>> len(found.rank), int(found.shown.sum())
-    (671, 6710)
+    (2345, 23450)
     """
     _check_options(k, seen, chunk)
     _check_protocol(protocol)

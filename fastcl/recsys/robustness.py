@@ -66,7 +66,7 @@ def robustness(
     Returns one dict a measurement: "kind", "ratio", and the metrics.
 
     >>> from fastcl.recsys import CoOccurrence, bundled
-    >>> split = bundled("movies").split()
+    >>> split = bundled("purchases").split()
     >>> rows = robustness(CoOccurrence(split.train, len(split.items)), split.test, ratios=(0.0, 0.5), kinds=("delete",))
     >>> [(row["kind"], row["ratio"]) for row in rows]
     [('delete', 0.0), ('delete', 0.5)]

@@ -74,7 +74,7 @@ def fit(
     those of the model, or one in which no user has two train clicks, so that there is no target to train on.
 
     >>> from fastcl.recsys import SASRec, bundled
-    >>> split = bundled("movies").split()
+    >>> split = bundled("purchases").split()
     >>> fit(SASRec(split.items, seed=0), split, epochs=10, out="runs/first")  # doctest: +SKIP
     """
     settings = Settings(

@@ -1,4 +1,4 @@
-"""fastcl demo: both models on a bundled data set."""
+"""fastcl demo: both models on purchases, or on movie ratings."""
 
 import argparse
 from pathlib import Path
@@ -11,7 +11,8 @@ from fastcl.recsys.threads import add_threads
 def add(commands: Any) -> None:
     parser = commands.add_parser("demo", help="train both models on a bundled data set, about two minutes")
     option = parser.add_argument
-    option("--data", choices=list(demo.PLANS), default="movies")
+    of_data = "movies are beside the sources only (default: %(default)s)"
+    option("--data", choices=list(demo.PLANS), default="purchases", help=of_data)
     option("--seed", type=int, default=0)
     option("-o", "--out", default="runs/demo", help="an earlier demo in it is overwritten (default: %(default)s)")
     add_threads(parser)
