@@ -103,7 +103,6 @@ def test_unknown_items_are_skipped_and_counted():
 @pytest.mark.parametrize(
     ("histories", "options", "error", "message"),
     [
-        ([["i1"], ["x"]], {}, ValueError, r"an item that the model knows in row 1, got \['x'\]"),
         ([[3]], {}, TypeError, "expected ids as strings, got 3 in row 0"),
         ([["i1"]], {"k": 0}, ValueError, "k: expected at least 1, got 0"),
         ([], {"seen": "hide"}, ValueError, "seen: expected one of mask, keep, got 'hide'"),
@@ -172,7 +171,8 @@ def test_command_for_a_history(run, capsys):
     assert "skipped 1 of 3 unknown: nowhere" in shown.err
     assert call("recommend", run, "--history", "i3,nowhere", "--strict") == 2
     assert "1 unknown: 'nowhere'" in capsys.readouterr().err
-    assert call("recommend", run, "--history", "nowhere") == 2
+    assert call("recommend", run, "--history", "nowhere") == 0
+    assert f"note: {run} knows no item of the history: there is nothing to recommend from" in capsys.readouterr().err
     assert call("recommend", run, "--history", "i3,i4", "--times", "5,x") == 2
     assert "--times: expected numbers separated by commas, got 'x'" in capsys.readouterr().err
     assert call("recommend", run, "--history", "i3,i4", "--times", "5,5.5") == 0
@@ -183,7 +183,11 @@ def test_command_for_the_users_of_a_file(run, log, tmp_path, capsys):
     assert call("recommend", run, "--users", log, "-k", "2", "-o", out) == 0
     shown = capsys.readouterr()
     assert shown.out == f"{out}: 4 rows, 2 users\n"
-    assert shown.err.splitlines() == ["skipped 3 of 6 unknown: new, newer", "left out 1 users without a known item: cy"]
+    assert shown.err.splitlines() == [
+        f"note: {run} names no data: histories are those of the files alone",
+        "skipped 3 of 6 unknown: new, newer",
+        "left out 1 users without a known item: cy",
+    ]
     with open(out, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [(row["user"], row["rank"]) for row in rows] == [("ann", "1"), ("ann", "2"), ("bob", "1"), ("bob", "2")]
@@ -200,6 +204,74 @@ def test_command_for_the_users_of_a_file(run, log, tmp_path, capsys):
     before = out.read_bytes()
     assert call("recommend", run, "--users", log, "--strict", "-o", out) == 2
     assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_history_without_a_known_item_refuses_no_batch(name):
+    """It gets an empty row and a mention; the rows beside it are what they are without it."""
+    model = MODELS[name](ITEMS, seed=3, **OPTIONS)
+    histories = [[], ["i1", "i2"], ["x"], ["i3"], []]
+    found = recommend(model, histories, k=4)
+    assert (found[0], found[2], found[4], found.left_out) == ([], [], [], (0, 2, 4))
+    assert found[1::2] == recommend(model, [["i1", "i2"], ["i3"]], k=4)
+    alone = recommend(model, [[]])
+    assert (list(alone), alone.left_out, recommend(model, []).left_out) == ([[]], (0,), ())
+    with pytest.raises(ValueError, match=r"an item that the model knows in row 0, got \[\]"):
+        query_vectors(model, histories)
+
+
+def test_where_every_item_is_seen_there_is_a_note(run, log, tmp_path, capsys):
+    everything = ",".join(IDS)
+    assert call("recommend", run, "--history", everything) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("the history holds every item, so that nothing is left to recommend")) == ("", 1)
+    with open(log, "a") as file:
+        file.writelines(f"{user},{item},9\n" for user in ("bob", "dan") for item in IDS)
+    for more in ([], ["--json"], ["-o", tmp_path / "out.csv"]):
+        assert call("recommend", run, "--users", log, *more) == 0
+        assert "note: 2 users have clicked on every item, so that nothing is left" in capsys.readouterr().err
+        assert call("recommend", run, "--users", log, "--seen", "keep", *more) == 0
+        assert "every item" not in capsys.readouterr().err
+
+
+def test_clicks_of_the_training_belong_to_the_histories_of_a_later_file(tmp_path, capsys):
+    """Of all splits' files, once each, before the new ones; nothing that was clicked there is recommended."""
+    rng = np.random.default_rng(2)
+    clicks = [(f"u{u}", f"i{i}", t) for u in range(12) for t, i in enumerate(rng.permutation(30)[:10])]
+    parts = {"train": (0, 8), "valid": (8, 9), "test": (9, 10), "week": (9, 10)}
+    for name, (low, high) in parts.items():
+        rows = [row for row in clicks if low <= row[2] < high]
+        rows += [(f"u{u}", "i30", 20) for u in range(6)] + [("new", "i1", 20)] if name == "week" else []
+        lines = ["user,item,time", *(",".join(map(str, row)) for row in rows)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    paths = {name: str(tmp_path / f"{name}.csv") for name in parts}
+    reading = {"user": "user", "item": "item", "time": "time"}
+    record = {"data": {"path": paths["train"], "valid": paths["valid"], "test": paths["test"], **reading}}
+    model = SASRec(ITEMS, seed=0, **OPTIONS)
+    run = tmp_path / "run"
+    save(model, run, record)
+
+    def lists(*arguments: str) -> dict[str, list[str]]:
+        assert call("recommend", run, "--users", *arguments, "-k", "40", "--json") == 0
+        rows = json.loads(capsys.readouterr().out)["recommendations"]
+        return {row["user"]: [entry["item"] for entry in row["items"]] for row in rows}
+
+    assert call("recommend", run, "--users", paths["week"]) == 0
+    told = capsys.readouterr().err
+    assert "note: 12 of 13 users are in the run's data too: their clicks there, 108, are part of their hist" in told
+    found = lists(paths["week"])
+    assert list(found) == [*(f"u{u}" for u in range(12)), "new"]
+    for user, items in found.items():
+        own = [item for name, item, _ in clicks if name == user] + ["i30"] * (user in {f"u{u}" for u in range(6)})
+        assert set(items) == set(IDS) - set(own or ["i1"])
+        assert items == [item for item, _ in recommend(model, [own or ["i1"]], k=40)[0]]
+    assert set(lists(paths["week"], "--alone")["u0"]) == set(IDS) - {"i30", clicks[9][1]}
+    assert lists(paths["train"], paths["valid"], "--alone")["u1"] == lists(paths["train"], paths["valid"])["u1"]
+    Path(paths["train"]).unlink()
+    assert call("recommend", run, "--users", paths["week"]) == 0
+    told = f"the run's data has moved from {paths['train']}: what was clicked there is unknown and may be recommended"
+    assert told in capsys.readouterr().err
+    assert call("recommend", run, "--history", "i1", "--alone") == 2
 
 
 def test_files_are_read_as_the_runs_own_was(tmp_path, capsys):

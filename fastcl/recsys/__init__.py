@@ -27,6 +27,7 @@ from fastcl.recsys.export import export, nearest
 from fastcl.recsys.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.groups import by_group
 from fastcl.recsys.intents import intents
+from fastcl.recsys.merging import merge
 from fastcl.recsys.metrics import evaluate, rank_cases, top_k
 from fastcl.recsys.models import (
     MODELS,
@@ -83,6 +84,7 @@ __all__ = [
     "fit",
     "intents",
     "load",
+    "merge",
     "nearest",
     "plot",
     "query_vectors",

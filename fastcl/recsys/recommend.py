@@ -23,9 +23,12 @@ Row = list[tuple[str, float]]  # (external id, score), best first
 
 
 class Recommendations(list[Row]):
-    """One row a history. `skipped`: how often each id was skipped because the model does not know it."""
+    """One row a history. `skipped`: how often each id was skipped because the model does not know it. `left_out`: the
+    numbers of the histories without an item that the model knows; their rows are empty.
+    """
 
     skipped: Counter[str]
+    left_out: tuple[int, ...]
 
 
 class UserRecommendations(NamedTuple):
@@ -47,7 +50,9 @@ def recommend(
 ) -> Recommendations:
     """The k best items for each history (external ids, oldest first), as (external id, score), best first.
 
-    A history is all it takes: no user id. Fewer than k come back where fewer items are left.
+    A history is all it takes: no user id. Fewer than k come back where fewer items are left, and none at all for a
+    history without an item that the model knows: what a stranger is shown, popular items say, is for the caller to
+    choose (`Popularity(split.counts)` ranks by clicks).
 
     Args:
         model: any `Model`; scores are its own (comparable within a row).
@@ -58,8 +63,8 @@ def recommend(
             the clicks as made at one moment.
         strict: refuse unknown ids instead.
 
-    Raises TypeError for ids that are no strings; ValueError for a bad option or times that do not fit, for a history
-    without a known item, and under `strict` for any unknown id.
+    Raises TypeError for ids that are no strings; ValueError for a bad option or times that do not fit, and under
+    `strict` for any unknown id.
 
     >>> from fastcl.recsys import Items, SASRec
     >>> model = SASRec(Items(ids=("a", "b", "c")), dim=8, seed=0).eval()
@@ -69,10 +74,12 @@ def recommend(
     """
     _check_options(k, seen)
     known, skipped = encode_ids(model.items, histories, times, strict)
-    found = Recommendations()
-    found.skipped = skipped
-    for items, scores in _ranked(model, known, k, seen):
-        found += _rows(model.items, items, scores)
+    found = Recommendations([] for _ in histories)
+    found.skipped, found.left_out = skipped, tuple(np.flatnonzero(known.lengths == 0).tolist())
+    served = np.flatnonzero(known.lengths)
+    ranked = (row for best in _ranked(model, known.take(served), k, seen) for row in _rows(model.items, *best))
+    for nth, row in zip(served, ranked, strict=True):
+        found[nth] = row
     return found
 
 
@@ -81,8 +88,9 @@ def recommend_users(
 ) -> UserRecommendations:
     """The k best items for every user of a log, in its order; see `recommend`. Memory does not grow with the users.
 
-    Items are matched by external id, so the log need not be the one of the training. Users without an item that the
-    model knows are left out, and named in the result.
+    Items are matched by external id, so the log need not be the one of the training. It is taken for all that its users
+    have clicked: what they clicked in other logs may be recommended, unless `merge` puts the logs together. Users
+    without an item that the model knows are left out, and named in the result.
 
     >>> from fastcl.recsys import SASRec, bundled
     >>> data = bundled("purchases")
@@ -115,13 +123,18 @@ def query_vectors(
     """float32 [B, D], what an index of `export`ed item vectors is searched with: inner products are the model's scores.
 
     [B, K, D] of a model with K vectors a history (MultiCLRec), whose score is the largest of K inner products;
-    `fastcl.recsys.nearest` searches with them. Arguments and errors: `recommend`.
+    `fastcl.recsys.nearest` searches with them. Arguments and errors: `recommend`; a history without an item that the
+    model knows has no vector, and is a ValueError.
 
     >>> from fastcl.recsys import Items, SASRec
     >>> query_vectors(SASRec(Items(ids=("a", "b", "c")), dim=8, seed=0).eval(), [["a", "b"]]).shape
     (1, 8)
     """
     known, _ = encode_ids(model.items, histories, times, strict)
+    if len(known) and not known.lengths.all():
+        row = int(known.lengths.argmin())
+        got = list(histories[row])[:5]
+        raise ValueError(f"histories: expected an item that the model knows in row {row}, got {got}")
     with torch.inference_mode(), serving(model):
         return model.encode(known).float().numpy(force=True)
 
@@ -129,7 +142,7 @@ def query_vectors(
 def encode_ids(
     items: Items, histories: Sequence[Sequence[str]], times: Sequence[Sequence[float]] | None, strict: bool
 ) -> tuple[Histories, Counter[str]]:
-    """Histories of known items, none of them empty, and how often each unknown id was left out of them."""
+    """Histories of known items, some maybe empty, and how often each unknown id was left out of them."""
     for row, history in enumerate(histories):
         if isinstance(history, str):
             raise TypeError(f"histories: expected sequences of ids, got the string {history!r} in row {row}")
@@ -142,11 +155,6 @@ def encode_ids(
     _refuse(skipped, strict)
     offsets = np.cumsum([0, *map(len, histories)], dtype=np.int64)
     known = _known(items, offsets, number, None if times is None else _times(times, offsets))
-    if len(known) and not known.lengths.all():
-        row = int(known.lengths.argmin())
-        raise ValueError(
-            f"histories: expected an item that the model knows in row {row}, got {list(histories[row])[:5]}"
-        )
     return known, skipped
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastcl.recsys.collector import Options
 from fastcl.recsys.data import Interactions, Split, bundled
+from fastcl.recsys.merging import merge
 from fastcl.recsys.options import at_least
 from fastcl.recsys.splits import HOW, TIES
 from fastcl.recsys.textfiles import FORMATS
@@ -81,11 +82,13 @@ def read_data(data: dict[str, Any]) -> Interactions:
     return Interactions.read(path, **_options(data))
 
 
-def read_clicks(config: Mapping[str, Any], path: str | None) -> Interactions:
-    """The log at `path` (None: the run's own), read as the run's was; without its item features, which may have moved:
-    the model has them."""
+def read_clicks(config: Mapping[str, Any], *paths: str) -> Interactions:
+    """The logs at `paths` (none: the run's own, with the files that it validates and tests on) as one, read as the
+    run's was; without its item features, which may have moved: the model has them.
+    """
     data = {name: value for name, value in (config.get("data") or {}).items() if name not in _FEATURES}
-    return read_data(data | ({} if path is None else {"path": path}))
+    own = [data[name] for name in ("path", "valid", "test") if data.get(name)]
+    return merge(*(read_data(data | {"path": path}) for path in paths or own))
 
 
 def read_split(config: Mapping[str, Any]) -> Split:

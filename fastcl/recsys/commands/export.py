@@ -3,10 +3,12 @@
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from fastcl.recsys import checkpoint
 from fastcl.recsys.commands.common import read_clicks
+from fastcl.recsys.commands.runs import Run, tell, unfinished
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.export import INDEX, WRITERS, export, require_faiss
 from fastcl.recsys.options import at_least
@@ -36,6 +38,7 @@ def run(args: argparse.Namespace) -> None:
         require_faiss()
     config = checkpoint.read_config(args.folder)
     model = checkpoint.load(args.folder)
+    tell([note for note in [unfinished(Run(Path(args.folder), config, model))] if note])
     queries = _queries(args.queries, config, model.items) if args.to == "faiss" else None
     found = export(model, args.out, args.to, queries=queries, k=args.k, index=args.index, seed=args.seed)
     if args.json:
@@ -52,7 +55,7 @@ def _queries(file: str | None, config: dict[str, Any], items: Items) -> Historie
     if file is None and not config.get("data"):
         return None
     try:
-        log = read_clicks(config, file)
+        log = read_clicks(config, *([] if file is None else [file]))
     except FileNotFoundError:
         if file is not None:
             raise

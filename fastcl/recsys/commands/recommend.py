@@ -12,7 +12,9 @@ from typing import Any
 
 from fastcl.recsys import checkpoint
 from fastcl.recsys.commands.common import read_clicks
-from fastcl.recsys.data import Items
+from fastcl.recsys.commands.runs import Run, tell, unfinished
+from fastcl.recsys.data import Interactions, Items
+from fastcl.recsys.merging import merge, of_users
 from fastcl.recsys.metrics import SEEN
 from fastcl.recsys.options import at_least
 from fastcl.recsys.recommend import Row, recommend, recommend_users
@@ -27,7 +29,9 @@ def add(commands: Any) -> None:
     option("folder", metavar="RUN")
     who = parser.add_mutually_exclusive_group(required=True)
     who.add_argument("--history", metavar="IDS", help='item ids, oldest first, separated by commas ("a,b" is one id)')
-    who.add_argument("--users", metavar="FILE", help="an interaction file, read as the run's own: a list a user of it")
+    of_users = "interaction files, read as the run's own: a list a user of them, whose clicks in the run's data join in"
+    who.add_argument("--users", metavar="FILE", nargs="+", help=of_users)
+    option("--alone", action="store_true", help="the files of --users hold whole histories: do not read the run's data")
     option("--times", help="one a click of --history, separated by commas, in the unit of the run's data")
     option("-k", type=int, default=10, help="(default: %(default)s)")
     option("--seen", choices=SEEN, help="never recommend items of the history, or keep them (default: as in training)")
@@ -42,29 +46,37 @@ def run(args: argparse.Namespace) -> None:
     at_least(1, "-k", args.k)
     if args.times is not None and args.history is None:
         raise ValueError("--times: expected with --history; a file of --users has its own")
+    if args.alone and args.users is None:
+        raise ValueError("--alone: expected with --users; a --history is taken as it is")
     times = None if args.times is None else [[_number(part) for part in _fields(args.times)]]
     config = checkpoint.read_config(args.folder)
     model = checkpoint.load(args.folder)
     seen = args.seen or config.get("seen", "mask")
+    tell([note for note in [unfinished(Run(Path(args.folder), config, model))] if note])
     rows: Iterable[UserRow]
     left_out: tuple[str, ...] = ()
+    strangers = 0
     if args.users is None:
         history = _fields(args.history)
         found = recommend(model, [history], args.k, seen, times=times, strict=args.strict)
         rows, skipped, clicks = [(None, row) for row in found], found.skipped, len(history)
+        strangers = len(found.left_out)
+        if strangers:
+            tell([f"{args.folder} knows no item of the history: there is nothing to recommend from"])
     else:
-        data = read_clicks(config, args.users)
+        data = _histories(args, config)
         rows, skipped, left_out = recommend_users(model, data, args.k, seen, strict=args.strict)
         clicks = len(data.log.item)
     if skipped:
         _say(f"skipped {skipped.total():,} of {clicks:,} unknown", list(skipped))
     if left_out:
         _say(f"left out {len(left_out):,} users without a known item", left_out)
+    tally: Counter[str] = Counter(users=0, rows=0, empty=0)
+    rows = _counted(rows, tally)
     document = {"run": args.folder, "k": args.k, "seen": seen, "skipped": skipped, "left_out": list(left_out)}
     if args.out is not None:
-        tally: Counter[str] = Counter(users=0, rows=0)
-        checkpoint.write_parts(Path(args.out), (text.encode() for text in _csv(_counted(rows, tally))))
-        document |= {"out": args.out, **tally}
+        checkpoint.write_parts(Path(args.out), (text.encode() for text in _csv(rows)))
+        document |= {"out": args.out, "users": tally["users"], "rows": tally["rows"]}
         if not args.json:
             print(f"{args.out}: {tally['rows']:,} rows, {tally['users']:,} users")
     elif args.json:
@@ -74,6 +86,30 @@ def run(args: argparse.Namespace) -> None:
             print(text, end="")
     if args.json:
         print(json.dumps(document, ensure_ascii=False))
+    if tally["empty"] > strangers:
+        whose = "the history holds" if args.history is not None else f"{tally['empty']:,} users have clicked on"
+        tell([f"{whose} every item, so that nothing is left to recommend; --seen keep ranks seen items too"])
+
+
+def _histories(args: argparse.Namespace, config: dict[str, Any]) -> Interactions:
+    """The users of the files of --users, with what they clicked there and, unless --alone, in the run's data."""
+    data = read_clicks(config, *args.users)
+    own = (config.get("data") or {}).get("path")
+    if args.alone or own is None or any(Path(file).resolve() == Path(own).resolve() for file in args.users):
+        if own is None and not args.alone:
+            tell([f"{args.folder} names no data: histories are those of the files alone"])
+        return data
+    try:
+        before = read_clicks(config)
+    except FileNotFoundError:
+        tell([f"the run's data has moved from {own}: what was clicked there is unknown and may be recommended"])
+        return data
+    whole = of_users(merge(before, data), data.users)
+    known, clicks = set(before.users) & set(data.users), len(whole.log.item) - len(data.log.item)
+    if known:
+        count = f"{len(known):,} of {len(data.users):,} users are in the run's data too"
+        tell([f"{count}: their clicks there, {clicks:,}, are part of their histories (--alone leaves them out)"])
+    return whole
 
 
 def _fields(text: str) -> list[str]:
@@ -95,7 +131,7 @@ def _say(what: str, names: list[str] | tuple[str, ...]) -> None:
 
 def _counted(rows: Iterable[UserRow], tally: Counter[str]) -> Iterator[UserRow]:
     for user, row in rows:
-        tally.update(users=1, rows=len(row))
+        tally.update(users=1, rows=len(row), empty=not row)
         yield user, row
 
 

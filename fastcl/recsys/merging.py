@@ -1,0 +1,87 @@
+"""Logs of clicks put together by external id: last week's after the one of the training, say. Nothing is read here."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+
+from fastcl.recsys.data import Histories, Interactions, Items
+
+
+def merge(*logs: Interactions) -> Interactions:
+    """One log of the users and items of all `logs`, in the order in which they first appear.
+
+    A user's clicks are in time order, those at equal times in the order of the logs; where no log has times, all are in
+    the order of the logs. What a later log has from an earlier one counts once: clicks of the same user, item and time,
+    or without times a user's whole earlier history where the later one begins with it. Item features and reports are
+    left out.
+
+    Raises ValueError for no log, or where some have times and others have none.
+
+    >>> first = Interactions.read({"user": ["u", "u"], "item": ["x", "y"], "time": [1, 2]})
+    >>> later = Interactions.read({"user": ["u", "u", "v"], "item": ["y", "z", "x"], "time": [2, 3, 3]})
+    >>> both = merge(first, later)
+    >>> both.users, both.log.item.tolist(), both.log.lengths.tolist()
+    (('u', 'v'), [1, 2, 3, 1], [3, 1])
+    """
+    if not logs:
+        raise ValueError("logs: expected at least one, got none")
+    if len({log.log.time is None for log in logs}) > 1:
+        raise ValueError("logs: expected that all have times or none has, got both")
+    return functools.reduce(_joined, logs)
+
+
+def of_users(data: Interactions, users: tuple[str, ...]) -> Interactions:
+    """The histories of these users of `data`, in this order."""
+    number = {user: n for n, user in enumerate(data.users)}
+    return replace(data, users=users, log=data.log.take(np.array([number[user] for user in users], np.int64)))
+
+
+def _joined(a: Interactions, b: Interactions) -> Interactions:
+    users = tuple(dict.fromkeys((*a.users, *b.users)))
+    items = Items(tuple(dict.fromkeys((*a.items.ids, *b.items.ids))))
+    number = {user: n for n, user in enumerate(users)}
+    user = np.concatenate(
+        [np.repeat([number[user] for user in log.users], log.log.lengths).astype(np.int64) for log in (a, b)]
+    )
+    item = np.concatenate([np.append(0, items.encode(log.items.ids))[log.log.item] for log in (a, b)])
+    time = None
+    if a.log.time is not None and b.log.time is not None:
+        time = np.concatenate([a.log.time, b.log.time])
+        keep = _first_of_each(user * (len(items) + 1) + item, time, len(a.log.item))
+        order = np.lexsort((time[keep], user[keep]))
+    else:
+        again = [number[name] for name in _begun_with(a, b)]
+        keep = np.flatnonzero((np.arange(len(user)) >= len(a.log.item)) | ~np.isin(user, again))
+        order = np.argsort(user[keep], kind="stable")
+    kept = keep[order]
+    offsets = np.cumsum(np.append(0, np.bincount(user[kept], minlength=len(users))), dtype=np.int64)
+    return Interactions(items, users, Histories(offsets, item[kept], None if time is None else time[kept]))
+
+
+def _first_of_each(pair: np.ndarray, time: np.ndarray, earlier: int) -> np.ndarray:
+    """The rows to keep: of the `earlier` first ones those whose pair and time no later row has, and all later ones."""
+    order = np.lexsort((time, pair))
+    begins = np.append(True, (np.diff(pair[order]) != 0) | (np.diff(time[order]) != 0))[: len(order)]
+    group = np.empty(len(order), np.int64)
+    group[order] = np.cumsum(begins) - 1
+    later = np.bincount(group[earlier:], minlength=len(order) + 1) > 0
+    return np.flatnonzero((np.arange(len(order)) >= earlier) | ~later[group])
+
+
+def _begun_with(a: Interactions, b: Interactions) -> list[str]:
+    """The users whose history in b begins with that of a."""
+    row = {user: n for n, user in enumerate(a.users)}
+
+    def clicks(log: Interactions, n: int) -> list[str]:
+        return [log.items.ids[item - 1] for item in log.log.item[log.log.offsets[n] : log.log.offsets[n + 1]].tolist()]
+
+    found = []
+    for n, user in enumerate(b.users):
+        if user in row:
+            before = clicks(a, row[user])
+            if clicks(b, n)[: len(before)] == before:
+                found.append(user)
+    return found
