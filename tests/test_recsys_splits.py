@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from logs import lists, named, times, write
 
+from fastcl.recsys import cli, evaluate, load
 from fastcl.recsys.data import Histories, Interactions, Items, LeakageWarning
 from fastcl.recsys.models import MODELS, Model
-from fastcl.recsys.train import fit
+from fastcl.recsys.train import fit, resume
 
 
 @given(
@@ -46,7 +49,7 @@ def test_split_refuses_what_it_cannot_do() -> None:
     data = Interactions(Items(("a",)), ("u",), Histories.from_lists([[1, 1]]))
     with pytest.raises(ValueError, match="at least 3 interactions, the longest has 2"):
         data.split()
-    with pytest.raises(ValueError, match="how: expected one of last-one, time, got 'first-one'"):
+    with pytest.raises(ValueError, match="how: expected one of last-one, time, none, got 'first-one'"):
         data.split("first-one")
 
 
@@ -211,6 +214,59 @@ def test_a_split_with_nothing_to_train_on_is_refused(model_class: type[Model], t
         with pytest.raises(ValueError, match="split: nothing to train on: expected a train history of at least 2 clic"):
             fit(model, log.split(), epochs=1, out=out, progress=False)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_split_of_nothing_trains_on_everything_and_keeps_the_last_epoch(name: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lists_ = [rng.integers(1, 10, 7).tolist() for _ in range(30)]
+    data = Interactions(Items(tuple("abcdefghi")), tuple(map(str, range(30))), Histories.from_lists(lists_))
+    split = data.split("none")
+    assert lists(split.train) == lists_
+    assert (len(split.valid), len(split.test), split.counts.sum()) == (0, 0, 210)
+    assert str(split.report) == "split none: 210 train rows; nothing is held out, so nothing can be evaluated"
+    options = {"dim": 8, "max_len": 5} | ({"time_cuts": ()} if "clrec" in name else {})
+    small = {"clrec": {"batch": 16, "negatives": 32}, "multi_clrec": {"batch": 16, "main": 32}}.get(name, {})
+    model = MODELS[name](data.items, **options, **small)
+    last = {}
+    step = model.after_step
+
+    def after_step(batch: Any) -> None:
+        step(batch)
+        last.update({name: tensor.clone() for name, tensor in model.state_dict().items()})
+
+    model.after_step = after_step  # type: ignore[method-assign]
+    history = fit(model, split, epochs=3, out=tmp_path / "run", progress=False)
+    told = [(line["epoch"], line["best"], "ndcg@10" in line) for line in history]
+    assert told == [(n, True, False) for n in (1, 2, 3)]
+    for kept in (model, load(tmp_path / "run")):
+        assert all(torch.equal(tensor, last[name]) for name, tensor in kept.state_dict().items())
+    assert resume(tmp_path / "run", split) == history
+    for cases in (split.valid, split.test):
+        with pytest.raises(ValueError, match=r'cases: expected at least one, got none \(the split "none" holds'):
+            evaluate(model, cases)
+    with pytest.raises(ValueError, match="patience: expected none for a split without validation cases, got 2"):
+        fit(model, split, epochs=3, patience=2, progress=False)
+    with pytest.raises(ValueError, match='at: expected none with "none", got 5'):
+        data.split("none", at=5)
+
+
+def test_commands_on_a_run_that_was_trained_on_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, run = tmp_path / "log.csv", str(tmp_path / "run")
+    log.write_text("user,item,time\n" + "".join(f"u{u},i{(u + t) % 9},{t}\n" for u in range(20) for t in range(4)))
+    train = ["train", str(log), "--model", "sasrec", "--epochs", "2", "--set", "dim=8", "--split", "none"]
+    assert cli.main([*train, "--patience", "3", "-o", run]) == 2
+    assert not Path(run).exists()
+    assert cli.main([*train, "-o", run]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{run}: trained on everything, 2 epochs without validation; the last one counts\n"
+    assert "no validation" in shown.err
+    for command in (["evaluate", run], ["compare", run], ["plot", run, "-o", str(tmp_path / "pictures")]):
+        assert cli.main(command) == 2
+        assert "trained with --split none, which holds nothing out; there is no test case" in capsys.readouterr().err
+    assert cli.main(["recommend", run, "--users", str(log), "-k", "3"]) == 0
+    assert cli.main(["export", run, "-o", str(tmp_path / "vectors")]) == 0
+    assert cli.main(["resume", run]) == 0
 
 
 def test_targets_that_are_repeats_are_counted() -> None:

@@ -191,7 +191,7 @@ def describe(
 class SplitReport:
     """What a split holds out and what it cannot use.
 
-    how: "last-one", "time" or "files". at: the cut of "time", in the unit of the times. ties, seed: as given.
+    how: "last-one", "time", "none" or "files". at: the cut of "time", in the unit of the times. ties, seed: as given.
     train_rows, valid_cases, test_cases: sizes. not_evaluated: users without a test case. held_out_unused: rows held out
     of train that are no target (a user's later rows behind the first). unseen_targets: test targets that train never
     shows. repeated_targets: test targets that are in their user's history, sure misses where seen items are masked.
@@ -217,6 +217,8 @@ class SplitReport:
 
     def __str__(self) -> str:
         """A readable text, one fact a line."""
+        if self.how == "none":
+            return f"split none: {self.train_rows:,} train rows; nothing is held out, so nothing can be evaluated"
         cut = "" if self.at is None else f" at {self.at:g}"
         lines = [
             f"split {self.how}{cut}: {self.train_rows:,} train rows, {self.valid_cases:,} validation cases, "

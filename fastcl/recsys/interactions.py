@@ -135,6 +135,8 @@ class Interactions:
                 target is a user's last interaction before `at` (taken from train) where there are at least 2. Later
                 rows of the test period and users who come new in it are no cases, but counted; targets that train
                 never shows stay in, and are counted.
+            "none": every row trains, for the last training before serving. No case validates or tests: `fit` keeps the
+                last epoch, and nothing can be evaluated.
         at: of "time": a number in the unit of the times, or an ISO date where the times are s, ms, us or ns since 1970.
         ties: rows of a user at equal times in "input" order, or in "random" order drawn with `seed`: with many ties the
             order of a file (by item id, say) is a pattern that a model learns and reality lacks.

@@ -62,13 +62,17 @@ def new_run(
 
     beta2 = 0.98 as in the code of both papers: rarely clicked items move too far under 0.999.
     """
-    check(model, split)
+    check(model, split, settings)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, betas=betas, fused=True)
     return Run(model, split, settings, folder, optimizer, Progress(), rate)
 
 
-def check(model: Model, split: Split) -> None:
-    """ValueError where the items of `model` are not those of `split`, numbered alike, or where nothing trains it."""
+def check(model: Model, split: Split, settings: Settings) -> None:
+    """ValueError where the items of `model` are not those of `split`, numbered alike, where nothing trains it, or where
+    training is to end by a validation for which nothing is held out.
+    """
+    if settings.patience is not None and not len(split.valid):
+        raise ValueError(f"patience: expected none for a split without validation cases, got {settings.patience}")
     check_items(model, split.train, "split")
     if not model.steps(split.train):
         longest = int(split.train.lengths.max(initial=0))

@@ -54,7 +54,18 @@ def by_time(log: Histories, at: Any) -> tuple[np.ndarray, float | None]:
     return part, cut
 
 
-HOW: dict[str, Callable[[Histories, Any], tuple[np.ndarray, float | None]]] = {"last-one": last_one, "time": by_time}
+def nothing(log: Histories, at: Any) -> tuple[np.ndarray, float | None]:
+    """Part of every row: train. For the last training before serving, when the settings are chosen."""
+    if at is not None:
+        raise ValueError(f'at: expected none with "none", got {at!r}')
+    return np.full(len(log.item), TRAIN), None
+
+
+HOW: dict[str, Callable[[Histories, Any], tuple[np.ndarray, float | None]]] = {
+    "last-one": last_one,
+    "time": by_time,
+    "none": nothing,
+}
 
 
 def split(items: Items, users: tuple[str, ...], log: Histories, how: str, at: Any, ties: str, seed: int) -> Split:
@@ -105,7 +116,9 @@ def from_parts(
     valid, test = cases(VALID, count[TRAIN]), cases(TEST, count[TRAIN] + count[VALID])
     counts = np.bincount(train.item, minlength=len(items) + 1).astype(np.int64)
     late = None
-    if log.time is not None:
+    if not len(test):
+        late = 0
+    elif log.time is not None:
         target_time = log.time[(starts + count[TRAIN] + count[VALID])[test.user]]
         late = int((target_time < log.time[part == TRAIN].max()).sum()) if len(train.item) else 0
     report = SplitReport(
@@ -122,7 +135,7 @@ def from_parts(
         repeated_targets=int(test.repeated.sum()),
         later_in_train=late,
     )
-    if not len(test) or not len(valid):
+    if how != "none" and not (len(test) and len(valid)):
         missing = "test" if not len(test) else "validation"
         raise ValueError(f"split: expected users with a history and a {missing} row, got none ({report.how})")
     return Split(items, users, train, valid, test, counts, report)

@@ -42,7 +42,8 @@ def fit(
     record: Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Trains `model` on split.train and leaves it in eval mode with the weights of its best epoch on split.valid.
+    """Trains `model` on split.train and leaves it in eval mode with the weights of its best epoch on split.valid,
+    or of its last one where that has no case (the split "none").
 
     Same seed, machine and thread count: the same weights bit for bit, interrupted (see `resume`) or not. The caller's
     random state is neither read nor moved. With torch.distributed initialised, every process calls it with the same
@@ -67,8 +68,8 @@ def fit(
         progress: report on stderr: a bar on a terminal, a line an epoch elsewhere.
 
     Returns: one dict an epoch: epoch, loss (mean over the steps), loss_parts (of each term, where the model's loss has
-        several), recall@10, ndcg@10 (validation), seconds (training alone), best (whether its weights are the best so
-        far); the same lines as metrics.jsonl.
+        several), recall@10, ndcg@10 (validation, if any), seconds (training alone), best (whether its weights are the
+        best so far); the same lines as metrics.jsonl.
 
     Raises FloatingPointError when the loss stops being finite; ValueError for a bad option, a split whose items are not
     those of the model, or one in which no user has two train clicks, so that there is no target to train on.
@@ -89,7 +90,7 @@ def fit(
         save_every=save_every,
         device=model.device.type,
     )
-    loop.check(model, split)
+    loop.check(model, split, settings)
     folder = None if out is None else begin(model, split, settings, out, force, record)
     launch.same_start(model)
     return _train(loop.new_run(model, split, settings, folder), progress)
@@ -143,7 +144,7 @@ def begin(
     record: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes a run folder for training that has not begun, which `resume` can do; an earlier run in it is removed."""
-    loop.check(model, split)
+    loop.check(model, split, settings)
     folder = new_folder(out, force) if launch.leads() else Path(out)
     if launch.leads():
         folder.mkdir(parents=True, exist_ok=True)
@@ -188,7 +189,7 @@ def _train(run: Run, progress: bool) -> list[dict[str, Any]]:
                 **({"loss_parts": parts} if len(parts) > 1 else {}),
                 **scores,
                 "seconds": run.progress.seconds,
-                "best": found is None or scores[settings.metric] > found[settings.metric],
+                "best": found is None or not scores or scores[settings.metric] > found[settings.metric],
             }
             run.progress = state.Progress([*run.progress.history, line])
             if line["best"]:
@@ -228,8 +229,12 @@ def _publish(run: Run) -> None:
 
 
 def _validate(run: Run) -> dict[str, float]:
-    """Means over all validation cases; each process scores its own part of them, none scores one twice."""
+    """Means over all validation cases, none where there are no cases; each process scores its own part of them, none
+    scores one twice.
+    """
     valid = run.split.valid
+    if not len(valid):
+        return {}
     rows = np.arange(launch.rank(), len(valid), launch.count())
     part = Cases(valid.user[rows], valid.history.take(rows), valid.target[rows])
     sums = torch.zeros(len(state.METRICS) + 1, device="cpu", dtype=torch.float64)
@@ -262,10 +267,11 @@ def _announce(folder: Path, config: Mapping[str, Any], run: Run) -> None:
 
 
 def _say(name: str, epochs: int, line: Mapping[str, Any]) -> None:
-    best = "  best so far" if line["best"] else ""
+    found = ", ".join(f"{metric} {line[metric]:.4f}" for metric in reversed(state.METRICS) if metric in line)
+    shown = f"validation {found}" if found else "no validation"
+    best = "  best so far" if found and line["best"] else ""
     print(
-        f"{name} epoch {line['epoch']}/{epochs}: loss {line['loss']:.4f}, "
-        f"validation recall@10 {line['recall@10']:.4f}, ndcg@10 {line['ndcg@10']:.4f}, {line['seconds']:.1f} s{best}",
+        f"{name} epoch {line['epoch']}/{epochs}: loss {line['loss']:.4f}, {shown}, {line['seconds']:.1f} s{best}",
         file=sys.stderr,
         flush=True,
     )

@@ -45,7 +45,7 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     """The file, how to read it, and how to split it."""
     add_read_options(parser)
     option = parser.add_argument
-    option("--split", choices=tuple(HOW), default="last-one", help="hold out each user's last, or all from --at on")
+    option("--split", choices=tuple(HOW), default="last-one", help="hold out each user's last, all from --at, or none")
     option("--at", metavar="TIME", help="where --split time cuts: a number in the unit of the times, or 2017-10-01")
     option("--ties", choices=TIES, default="input", help="rows at equal times in the file's order, or a random one")
     option("--split-seed", type=int, default=0, help="of random ties (default: %(default)s)")

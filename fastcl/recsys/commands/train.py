@@ -85,6 +85,8 @@ def print_result(folder: Path, history: list[dict[str, Any]], as_json: bool) -> 
     best = [line for line in history if line["best"]][-1]
     if as_json:
         print(json.dumps({"run": str(folder), "epochs": len(history), "best": best}))
+    elif METRICS[0] not in best:
+        print(f"{folder}: trained on everything, {len(history)} epochs without validation; the last one counts")
     else:
         figures = f"recall@10 {best['recall@10']:.4f}, ndcg@10 {best['ndcg@10']:.4f}"
         print(f"{folder}: best of {len(history)} epochs is {best['epoch']:.0f}, validation {figures}")
