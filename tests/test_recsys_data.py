@@ -260,3 +260,31 @@ def test_movies_that_are_not_there_are_one_clear_error(
         bundled("movies")
     assert cli.main(["data", "check", "bundled:movies"]) == 2
     assert "bundled:purchases is here" in capsys.readouterr().err
+
+
+def test_a_feature_that_groups_no_items_is_named_with_what_to_do() -> None:
+    """Titles by mistake, prices: one value an item, or nearly; a category, or tags that items share, are none."""
+    count = 40
+    names = [f"i{n}" for n in range(count)]
+    table = {
+        "item": names,
+        "title": [f"Title {n}" for n in range(count - 2)] + ["Title 0", "Title 1"],
+        "tags": [f"own{n}|also{n}" for n in range(count)],
+        "category": [str(n % 3) for n in range(count)],
+        "mixed": [f"{n % 4}|t{n}" for n in range(count)],
+        "once": ["x"] + [""] * (count - 1),
+        "none": [""] * count,
+    }
+    log = Interactions.read({"user": ["u"] * count, "item": names}, time=None)
+    report = log.with_features(table).report
+    assert report is not None
+    assert report.ungrouped == {"title": 38, "tags": 80}
+    lines = str(report).splitlines()
+    at = lines.index("feature title: 40 of 40 items have it")
+    assert "its 38 values group no items: if it is their title, --title title" in lines[at + 1]
+    assert str(report).count("group no items") == 2
+    titled = log.with_features(table, title="title", feature_columns=["category"]).report
+    assert titled is not None
+    assert titled.ungrouped == {}
+    assert log.report is not None
+    assert log.report.ungrouped == {}

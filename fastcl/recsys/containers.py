@@ -36,6 +36,12 @@ class Feature:
             span = f"{codes.min()}..{codes.max()}, row 0 {codes[0].tolist()}"
             raise ValueError(f"codes: expected 0..{len(self.values)} and zeros in row 0, got {span}")
 
+    @property
+    def groups(self) -> bool:
+        """Whether items share values: False where a value has 1.1 items or fewer on average, as of titles or prices."""
+        used = int(np.count_nonzero(self.codes))
+        return used < 2 or used > 1.1 * len(np.unique(self.codes[self.codes > 0]))
+
     @classmethod
     def from_labels(cls, labels: Sequence[Sequence[str]]) -> Feature:
         """Feature from the value names of items 1..I, in order; values are numbered alphabetically.

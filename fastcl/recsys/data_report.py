@@ -58,7 +58,9 @@ class DataReport:
         another unit are.
     time_type: "int64", "float64" or None. time_unit: "s", "ms", "us", "ns" (a guess by size) or None. first, last:
         the earliest and the latest time.
-    features: name -> items of the log that have a value. feature_rows_unused: items of the file that the log lacks.
+    features: name -> items of the log that have a value. ungrouped: name -> values of the features that hardly any two
+    items share (titles, prices), so that they say little more than the items' ids. feature_rows_unused: items of the
+    file that the log lacks.
     """
 
     source: str
@@ -89,6 +91,7 @@ class DataReport:
     first: float | None
     last: float | None
     features: Mapping[str, int]
+    ungrouped: Mapping[str, int]
     feature_rows_unused: int
 
     def to_json(self) -> dict[str, Any]:
@@ -123,7 +126,13 @@ class DataReport:
             (self.feature_rows_unused, "items of the feature file are not in the log"),
         )
         lines += [f"{count:,} {what}" for count, what in facts if count]
-        lines += [f"feature {name}: {count:,} of {self.items:,} items have it" for name, count in self.features.items()]
+        for name, count in self.features.items():
+            lines.append(f"feature {name}: {count:,} of {self.items:,} items have it")
+            if name in self.ungrouped:
+                lines.append(
+                    f"  its {self.ungrouped[name]:,} values group no items: if it is their title, --title {name}; to "
+                    f"leave it out, --feature-columns with the others (title, feature_columns in Python)"
+                )
         if self.cut_short:
             lines.append("the last line has no line end: is the file whole?")
         lines += [f"dropped {count:,} of {self.rows_read:,}: {reason}" for reason, count in self.dropped.items()]
@@ -183,6 +192,7 @@ def describe(
         first=None if times_ is None else times_.min().item(),
         last=None if times_ is None else times_.max().item(),
         features={},
+        ungrouped={},
         feature_rows_unused=0,
     )
 

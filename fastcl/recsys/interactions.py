@@ -118,7 +118,10 @@ class Interactions:
             encoding=encoding, quote=quote,
         )  # fmt: skip
         found = {name: int((feature.codes[1:] > 0).any(1).sum()) for name, feature in items.features.items()}
-        report = None if self.report is None else replace(self.report, features=found, feature_rows_unused=unused)
+        report = self.report
+        if report is not None:
+            ungrouped = {name: len(feature.values) for name, feature in items.features.items() if not feature.groups}
+            report = replace(report, features=found, ungrouped=ungrouped, feature_rows_unused=unused)
         return replace(self, items=items, report=report)
 
     def split(
