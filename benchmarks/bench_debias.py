@@ -21,10 +21,10 @@ from benchmarks.common import RESULTS, hardware, markdown, write_json, write_tex
 from benchmarks.debias_methods import METHODS, Log, Method
 from benchmarks.simulator import divergence, joined, rank_correlation, show, world
 from fastcl.recsys import pictures
-from fastcl.recsys.checkpoint import write_bytes
 from fastcl.recsys.data import Histories
 from fastcl.recsys.measures import gini
 from fastcl.recsys.models import Model
+from fastcl.recsys.writing import write_bytes
 
 POLICIES = {"popularity": 0.0, "intents": 0.8}  # name -> World.policy's share of the intents
 K = 10

@@ -35,8 +35,8 @@ from benchmarks.common import machine, write_json
 from benchmarks.sources import SPLITS
 from benchmarks.study import Plan, measure
 from fastcl.recsys import pictures
-from fastcl.recsys.checkpoint import write_bytes
 from fastcl.recsys.report import number
+from fastcl.recsys.writing import write_bytes
 
 HERE = Path(__file__).parent
 

@@ -109,10 +109,11 @@ def train(
             run.progress = Progress([*run.progress.history, line])
             # Weights first: whoever is killed between the two does this epoch again, to the same end.
             if line["best"]:
-                checkpoint.save_weights(model.name, model.state_dict(), folder)
+                checkpoint.save_weights(model, folder)
             state.save(folder, model, run.optimizer, run.progress)
             say(_log(run.progress, rules.watched))
-    model.load_state_dict(checkpoint.read_tensors(folder / "model.safetensors", {"model": model.name})[0])
+    path = folder / "model.safetensors"
+    checkpoint.fill(model, checkpoint.read_tensors(path, {"model": model.name})[0], path)
     model.eval()
     return _log(run.progress, rules.watched)
 

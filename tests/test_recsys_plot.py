@@ -123,7 +123,7 @@ def test_plot_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     table.write_text("user,item,time\n" + "\n".join(rows) + "\n")
     run = tmp_path / "run"
     save(SASRec(Interactions.read(table).items, dim=8).eval(), run, {"data": {"path": str(table)}})
-    (run / "metrics.jsonl").write_text('{"epoch": 1, "loss": 1.0, "recall@10": 0.1, "ndcg@10": 0.1}\n')
+    (run / "metrics.jsonl").write_text('{"epoch": 1, "loss": 1.0, "recall@10": 0.1, "ndcg@10": 0.1, "best": true}\n')
     assert cli.main(["plot", str(run), "-o", str(tmp_path / "out"), "--json"]) == 0
     files = json.loads(capsys.readouterr().out)["files"]
     assert all(Path(file).is_file() for file in files)

@@ -6,60 +6,111 @@
     last.safetensors   where training stands, for `resume` (written by state.py)
     metrics.jsonl      one line an epoch (written by train.py)
 
-Files are replaced whole or not at all. No training and no scoring here.
+Files are replaced whole or not at all, and the tensors say which model settings and items they belong to. What the JSON
+holds is declared in schema.py, tensor files are those of tensorfile.py. No training and no scoring here.
 """
 
 import hashlib
 import json
-import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import fastcl
+from fastcl.recsys import lock, schema, tensorfile, writing
 from fastcl.recsys.data import Items
 from fastcl.recsys.models import MODELS, Model
+from fastcl.recsys.modelstate import aliases, distinct
+from fastcl.recsys.tensorfile import require_safetensors as require_safetensors
 
-FORMAT = "fastcl-run-1"
+FORMAT = "fastcl-run"
+VERSION = 2
+# Of runs of earlier versions: version -> what makes its config.json one of the next version.
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    1: lambda config: {**config, "format": FORMAT, "version": 2},
+}
 # config.json makes a folder a run: first to go, last to come.
 FILES = ("config.json", "items.json", "last.safetensors", "model.safetensors", "metrics.jsonl")
+
+
+class Description(NamedTuple):
+    """items.json and config.json of a run, and the digest of what its weights depend on."""
+
+    items: str
+    config: str
+    identity: str
 
 
 def save(model: Model, folder: str | Path, record: Mapping[str, Any] | None = None) -> None:
     """Writes `model` to the run folder `folder`, made if missing; `record` joins config.json (data, seed, epochs, ...).
 
-    Each file is replaced atomically. Needs the `recsys` extra (safetensors).
+    An earlier run in the folder is replaced as a whole: whoever is killed in between leaves the earlier run, the new
+    one or none. Raises FileExistsError where the folder holds a config.json that is no run's, ValueError for a record
+    that JSON cannot hold or that names a field of config.json itself. Needs the `recsys` extra (safetensors).
 
     >>> save(model, "runs/first")  # doctest: +SKIP
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_description(model, folder, record or {})
-    save_weights(model.name, model.state_dict(), folder)
+    text = describe(model, record or {})
+    weights = tensorfile.tensor_parts(distinct(model), weights_facts(model, text.identity))
+    with lock.held(folder):
+        check_ours(folder)
+        earlier = ("last.safetensors", "metrics.jsonl") if (folder / "config.json").exists() else ()
+        files = {"model.safetensors": weights, **text_files(text)}
+        writing.write_set(folder, files, without=earlier)
 
 
-def save_description(model: Model, folder: Path, record: Mapping[str, Any]) -> None:
-    """Replaces items.json and config.json alone."""
-    config = {
-        "format": FORMAT,
+def describe(model: Model, record: Mapping[str, Any]) -> Description:
+    own = {"format": FORMAT, "version": VERSION, "model": model.name, "config": asdict(model.config)}
+    taken = [name for name in record if name in own or name == "versions"]
+    if taken:
+        raise ValueError(f"record: expected other names than {', '.join(taken)}, which config.json has already")
+    try:
+        config = json.dumps({**own, **record, "versions": versions()}, indent=2) + "\n"
+        items = json.dumps(model.items.to_json(), ensure_ascii=False) + "\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"record: expected what JSON can hold, got something else ({error})") from error
+    read_back = json.loads(config)
+    _check_config(read_back, "record")
+    return Description(items, config, identity(read_back, items.encode()))
+
+
+def text_files(text: Description) -> dict[str, list[bytes]]:
+    return {"items.json": [text.items.encode()], "config.json": [text.config.encode()]}
+
+
+def identity(config: Mapping[str, Any], items: bytes) -> str:
+    """Of a model's name and settings and its item table: weights of another one are not loaded."""
+    named = json.dumps([config["model"], config["config"], hashlib.sha256(items).hexdigest()], sort_keys=True)
+    return hashlib.sha256(named.encode()).hexdigest()
+
+
+def identity_of(folder: Path) -> str:
+    """The same of a run folder."""
+    return identity(read_config(folder), read(folder / "items.json"))
+
+
+def weights_facts(model: Model, belongs: str = "", epoch: int | None = None) -> dict[str, str]:
+    """What model.safetensors says of itself. belongs: the `identity`; epoch: of training."""
+    facts = {
+        "format": str(VERSION),
         "model": model.name,
-        "config": asdict(model.config),
-        **record,
-        "versions": versions(),
+        "belongs": belongs,
+        "epoch": "" if epoch is None else str(epoch),
     }
-    write_text(folder / "items.json", json.dumps(model.items.to_json(), ensure_ascii=False) + "\n")
-    write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
+    return {name: value for name, value in facts.items() if value}
 
 
-def save_weights(name: str, state: Mapping[str, Tensor], folder: Path) -> None:
-    """Replaces model.safetensors alone by the state dict of a model called `name`."""
-    write_tensors(folder / "model.safetensors", state, {"model": name})
+def save_weights(model: Model, folder: Path, belongs: str = "", epoch: int | None = None) -> None:
+    """Replaces model.safetensors alone."""
+    path = folder / "model.safetensors"
+    tensorfile.write_tensors(path, distinct(model), weights_facts(model, belongs, epoch))
 
 
 def versions() -> dict[str, str]:
@@ -81,11 +132,13 @@ def load(folder: str | Path) -> Model:
     >>> model = load("runs/first")  # doctest: +SKIP
     """
     folder = Path(folder)
-    model = build(folder)
+    config = read_config(folder)
     path = folder / "model.safetensors"
     if not path.is_file() and not (folder / "metrics.jsonl").is_file():
         raise FileNotFoundError(f"{folder}: no epoch is finished yet; fastcl resume {folder} goes on with the training")
-    tensors, _ = read_tensors(path, {"model": model.name})
+    expect(path, tensorfile.read_facts(path), expected_of(folder, config))  # before a model of any size is made
+    model = build(folder)
+    tensors, _ = read_tensors(path, expected_of(folder, config))
     fill(model, tensors, path)
     return model.eval()
 
@@ -93,26 +146,47 @@ def load(folder: str | Path) -> Model:
 def build(folder: Path) -> Model:
     """The model that config.json and items.json describe, with other weights than those of the run."""
     config = read_config(folder)
+    path = folder / "items.json"
+    table = schema.parse(read(path), str(path))
+    schema.fits(table, schema.ItemTable, str(path))
     try:
-        items = Items.from_json(json.loads(_read(folder / "items.json")))
-        options: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in config["config"].items()
-        }
+        items = Items.from_json(table)
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged ({error})") from error
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in config["config"].items()}
+    try:
         return MODELS[config["model"]](items, **options)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{folder}: config.json or items.json is damaged ({error})") from error
+    except Exception as error:  # a model of the user's own may raise anything, and so may torch for a size
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"{folder / 'config.json'}: config: {config['model']} refuses it ({reason})") from error
 
 
 def fill(model: Model, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Loads a state dict that came from `path`."""
+    """Loads a state dict that came from `path`, of which tied weights are once in it; ValueError where one differs."""
+    check_tensors(distinct(model), tensors, path)
     try:
-        model.load_state_dict(tensors)
-    except (RuntimeError, ValueError) as error:
+        model.load_state_dict({**tensors, **{alias: tensors[name] for alias, name in aliases(model).items()}})
+    except (RuntimeError, ValueError, TypeError) as error:
         raise ValueError(f"{path}: does not belong to config.json and items.json ({error})") from error
 
 
+def check_tensors(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path) -> None:
+    """ValueError where `found` has other names or shapes than `wanted`, or whole numbers for fractions."""
+    odd = sorted(wanted.keys() ^ found.keys())
+    if odd:
+        what = "no tensor" if odd[0] in wanted else "a tensor too many:"
+        raise ValueError(f"{path}: does not belong to config.json and items.json ({what} {odd[0]})")
+    for name, tensor in wanted.items():
+        other = found[name]
+        alike = other.dtype == tensor.dtype or (other.is_floating_point() and tensor.is_floating_point())
+        # The module that made an extra state knows what it may look like.
+        if (other.shape != tensor.shape or not alike) and not name.endswith("_extra_state"):
+            shapes = f"expected {tensor.dtype} {list(tensor.shape)}, got {other.dtype} {list(other.shape)}"
+            raise ValueError(f"{path}: does not belong to config.json and items.json ({name}: {shapes})")
+
+
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """config.json of a run folder, checked for being one of ours."""
+    """config.json of a run folder, checked for being one of ours, as the present version has it."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         several = ", ".join(run.name for run in runs_in(Path(folder)))
@@ -121,17 +195,41 @@ def read_config(folder: str | Path) -> dict[str, Any]:
             if several
             else f"{folder}: not a run folder (no config.json)"
         )
-    try:
-        config = json.loads(_read(path))
-    except ValueError as error:
-        raise ValueError(f"{path}: damaged ({error})") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise ValueError(f"{path}: expected a run of format {FORMAT!r}, got something else")
-    if config.get("model") not in MODELS:
+    config = schema.parse(path.read_bytes(), str(path))
+    version = _version(config)
+    if version is None:
+        found = f"a table of format {schema.short(config.get('format'))}" if isinstance(config, dict) else "no table"
+        raise ValueError(f"{path}: expected a run of fastcl, got {found}")
+    if version > VERSION:
+        by = (
+            f"fastcl {schema.short((config.get('versions') or {}).get('fastcl'))}"
+            if _has_versions(config)
+            else "a newer"
+        )
+        raise ValueError(f"{path}: expected a run of version 1 to {VERSION}, got version {version}, made by {by}")
+    while version in UPGRADES:
+        config = UPGRADES[version](config)
+        version = config["version"]
+    _check_config(config, str(path))
+    name = config["model"]
+    if name not in MODELS:
         known = ", ".join(MODELS)
         hint = "; a model of your own: `fastcl --use FILE ...`, or `register` it, before its run is loaded"
-        raise ValueError(f"{path}: expected a model of {known}, got {config.get('model')!r}{hint}")
+        raise ValueError(f"{path}: expected a model of {known}, got {schema.short(name)}{hint}")
+    schema.keys_fit(config["config"], MODELS[name].Config, f"{path}: config")
     return config
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, checked; none where no epoch is finished, or the model was not trained by `fit`."""
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    try:
+        text = path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged ({error})") from error
+    return schema.lines_fit([schema.parse(line, str(path)) for line in text.splitlines()], str(path))
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -140,90 +238,95 @@ def runs_in(folder: Path) -> list[Path]:
     return [] if (folder / "config.json").exists() else several
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """A safetensors file of our format, with a checksum over the tensors and the metadata."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    signed = {"format": FORMAT, **metadata}
-    write_bytes(path, require_safetensors().save(tensors, signed | {"sha256": _digest(tensors, signed)}))
-
-
 def read_tensors(path: Path, expected: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors on the CPU, metadata) of a file of `write_tensors`; ValueError for another, or other than `expected`."""
-    data = _read(path)
-    try:
-        tensors = require_safetensors().load(data)
-        # 8 bytes of length, then the JSON header: safetensors itself reads metadata from files only.
-        metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-    except Exception as error:  # SafetensorError shares no base with the JSON and key errors
-        raise ValueError(f"{path}: damaged, or not a file that fastcl saved ({error})") from error
-    wanted = {"format": FORMAT, **expected}
-    found = {name: metadata.get(name) for name in wanted}
+    """(tensors on the CPU, facts) of a tensor file of a run; ValueError for another, or other than `expected`."""
+    tensors, facts = tensorfile.read_tensors(path)
+    expect(path, facts, expected)
+    return tensors, facts
+
+
+def expect(path: Path, facts: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    """ValueError where the tensor file at `path` is of another kind, or belongs to another model."""
+    if facts.get("format") not in ("fastcl-run-1", str(VERSION)):
+        known = f"a tensor file of version 1 to {VERSION}"
+        raise ValueError(f"{path}: expected {known}, got format {schema.short(facts.get('format'))}")
+    wanted = {name: value for name, value in expected.items() if name != "belongs"}
+    found = {name: facts.get(name) for name in wanted}
     if found != wanted:
         raise ValueError(f"{path}: expected {_facts(wanted)}, got {_facts(found)}")
-    if metadata.pop("sha256", None) != _digest(tensors, metadata):
-        raise ValueError(f"{path}: damaged, its content does not match its checksum")
-    return tensors, metadata
+    if "belongs" in facts and facts["belongs"] != expected.get("belongs", facts["belongs"]):
+        raise ValueError(f"{path}: does not belong to config.json and items.json, one of which was changed")
 
 
-def write_text(path: Path, text: str) -> None:
-    write_bytes(path, text.encode())
+def expected_of(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    return {"model": config["model"], "belongs": identity(config, read(folder / "items.json"))}
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    write_parts(path, [data])
-
-
-def write_parts(path: Path, parts: Iterable[bytes]) -> None:
-    """The parts back to back, for content that need not fit in memory."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def clear(folder: Path) -> None:
-    """Removes the run in `folder`, and nothing else."""
-    for name in FILES:
-        (folder / name).unlink(missing_ok=True)
-    sweep(folder)
-
-
-def sweep(folder: Path) -> None:
-    """Removes what a process that was killed while writing left behind."""
-    for path in folder.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
-
-
-def require_safetensors() -> Any:
-    """The module safetensors.torch; ImportError with the remedy where the `recsys` extra is missing."""
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError("run folders need the package safetensors: pip install 'fastcl[recsys]'") from error
-    return safetensors.torch
-
-
-def _read(path: Path) -> bytes:
+def read(path: Path) -> bytes:
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent}: not a whole run folder (no {path.name})")
     return path.read_bytes()
 
 
+def check_free(folder: Path, force: bool) -> None:
+    """FileExistsError where a run cannot be written to `folder`, or must not be without `force`. Changes nothing."""
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder}: expected a folder for the run, got a file")
+    if not folder.exists():
+        return
+    several = ", ".join(run.name for run in runs_in(folder))
+    if several:
+        raise FileExistsError(f"{folder}: holds the runs {several}; expected another folder, or one of theirs")
+    names = {path.name for path in folder.iterdir() if path.name != lock.NAME and not writing.is_left(path.name)}
+    # What is left of a run that was killed while its folder was being written is no run yet.
+    left = set() if "config.json" in names else {name for name in names if _is_ours(folder / name)}
+    if names - left and not force:
+        raise FileExistsError(f"{folder}: exists and is not empty; --force overwrites the run in it")
+    check_ours(folder)
+
+
+def check_ours(folder: Path) -> None:
+    """FileExistsError where a file would be overwritten that no run of ours wrote."""
+    for name in FILES:
+        path = folder / name
+        if (path.exists() or path.is_symlink()) and not _is_ours(path):
+            raise FileExistsError(f"{path}: not a file of a run of fastcl; expected another folder, or remove it")
+        if name == "config.json" and path.exists():
+            return  # the rest of the run may be damaged
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        if path.name == "config.json":
+            return _version(schema.parse(path.read_bytes(), "")) is not None
+        if path.name == "items.json":
+            return set(schema.parse(path.read_bytes(), "")) == {"ids", "titles", "features"}
+        if path.name == "metrics.jsonl":
+            return bool(read_metrics(path.parent))
+        known = ("fastcl-run-1", str(VERSION))
+        return path.name in FILES and tensorfile.read_facts(path).get("format") in known
+    except (ValueError, TypeError, OSError):
+        return False
+
+
+def _version(config: Any) -> int | None:
+    """Of a config.json's content; None where it is no run's."""
+    if not isinstance(config, dict):
+        return None
+    if config.get("format") == "fastcl-run-1":
+        return 1
+    version = config.get("version")
+    return version if config.get("format") == FORMAT and type(version) is int and version >= 1 else None
+
+
+def _has_versions(config: Mapping[str, Any]) -> bool:
+    return isinstance(config.get("versions"), dict) and "fastcl" in config["versions"]
+
+
+def _check_config(config: Any, where: str) -> None:
+    for part in (schema.Config, schema.Recorded):
+        schema.fits(config, part, where)
+
+
 def _facts(facts: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in facts.items())
-
-
-def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(metadata.keys() - {"format", "model"}):  # these two are compared themselves
-        digest.update(f"{name} {metadata[name]}\n".encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()

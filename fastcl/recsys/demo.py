@@ -17,6 +17,7 @@ from fastcl.recsys.data import Split, bundled
 from fastcl.recsys.models import MODELS, CLRec, Model, SASRec
 from fastcl.recsys.recommend import rank
 from fastcl.recsys.train import fit
+from fastcl.recsys.writing import write_text
 
 EXPECT = {
     "movies": "What to expect: SASRec's full softmax fits what was clicked, popularity too.\n"
@@ -88,8 +89,8 @@ def run(data: str, out: str | Path, seed: int = 0) -> str:
         "validation_ndcg@10": curves,
         "popularity": shares,
     }
-    checkpoint.write_text(out / "report.txt", text + "\n")
-    checkpoint.write_text(out / "report.json", json.dumps(numbers | {"cost": costs}, indent=2) + "\n")
+    write_text(out / "report.txt", text + "\n")
+    write_text(out / "report.json", json.dumps(numbers | {"cost": costs}, indent=2) + "\n")
     return text
 
 

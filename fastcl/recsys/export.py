@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fastcl.recsys.checkpoint import write_bytes, write_text
 from fastcl.recsys.data import Histories
 from fastcl.recsys.models import Model
 from fastcl.recsys.models.base import inner_products
 from fastcl.recsys.options import at_least, one_of
 from fastcl.recsys.serving import check_items, serving
+from fastcl.recsys.writing import check_folder, write_set
 
 QUERIES = 1000  # at most so many histories are looked up
 CHUNK = 100  # of them at once
@@ -65,8 +65,10 @@ def export(
         index: a Faiss index factory string; trained where it needs that. HNSW searches with efSearch=128.
         seed: of the sample of queries.
 
-    Files are replaced whole. Raises ValueError for a bad option, no queries or those of other items, or a model whose
-    scores no inner product ranks; ImportError where Faiss is missing.
+    Files are replaced whole, and together: export.json goes first and comes last, so that where it is, the others
+    belong to it, whenever the writing is cut off. Raises OSError where a file is in the place of `folder`, ValueError
+    for a bad option, no queries or those of other items, vectors that are not finite, or a model whose scores no inner
+    product ranks; ImportError where Faiss is missing.
 
     >>> from fastcl.recsys import SASRec, bundled
     >>> model = SASRec(bundled("purchases").items, seed=0).eval()
@@ -74,6 +76,7 @@ def export(
     """
     one_of(WRITERS, "to", to)
     at_least(1, "k", k)
+    check_folder("folder", folder)
     ids = model.items.ids
     k = min(k, len(ids))
     rng = np.random.default_rng(seed)
@@ -86,6 +89,8 @@ def export(
     queries = queries.take(np.sort(rng.permutation(len(queries))[:QUERIES]))
     with torch.inference_mode(), serving(model):
         vectors = model.item_vectors()[1:].float().contiguous()
+        if not vectors.isfinite().all():
+            raise ValueError("model: expected item vectors of finite numbers, got NaN or infinity")
         written = WRITERS[to](vectors.numpy(force=True), index)
         recall = _recall(model, vectors, queries, k, written.search)
         per_history = len(model.encode(queries.take(np.zeros(1, np.int64))).flatten(0, -2))
@@ -94,11 +99,11 @@ def export(
     found |= {"file": written.file}
     if recall is not None:
         found |= {"index": index, f"recall@{k}": recall, "query_count": len(queries), **about}
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_bytes(folder / written.file, written.content)
-    write_text(folder / "ids.json", json.dumps(ids, ensure_ascii=False) + "\n")
-    write_text(folder / "export.json", json.dumps(found, indent=2) + "\n")
+    texts = {"ids.json": json.dumps(ids, ensure_ascii=False), "export.json": json.dumps(found, indent=2)}
+    write_set(
+        Path(folder),
+        {written.file: [written.content], **{name: [f"{text}\n".encode()] for name, text in texts.items()}},
+    )
     return found
 
 

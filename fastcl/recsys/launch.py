@@ -3,9 +3,11 @@
 Everything here is also right for a process that is alone, without torch.distributed. No training, no files.
 """
 
+import builtins
 import itertools
+import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from fastcl.recsys.options import at_least
 
 _groups = itertools.count()  # that this process has joined: their names in the store
+_problems = itertools.count()  # that all processes were told of
 
 
 @contextmanager
@@ -36,13 +39,12 @@ def processes(device: str) -> Iterator[torch.device]:
 
     Yields this process's device. Raises ValueError where `device` is "cuda" and there is none.
     """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device: expected cpu, since this torch finds no CUDA device, got cuda")
-    launched = dist.is_torchelastic_launched()
-    place = torch.device("cuda", int(os.environ["LOCAL_RANK"]) if launched else 0) if device == "cuda" else device
-    if not launched or dist.is_initialized():
-        yield torch.device(place)
+    place = device_of(device)
+    if not dist.is_torchelastic_launched() or dist.is_initialized():
+        yield place
         return
+    if device == "cuda":
+        torch.cuda.set_device(place)
     store, own, size = next(dist.rendezvous("env://"))
     # Rank 0 may read a large log or score all validation cases while the others wait.
     patience = timedelta(hours=2)
@@ -51,11 +53,19 @@ def processes(device: str) -> Iterator[torch.device]:
     shared = dist.PrefixStore(group, store)
     dist.init_process_group(backend, store=shared, rank=own, world_size=size, timeout=patience)
     try:
-        yield torch.device(place)
+        yield place
         wait()
         _leave(store, group, size)
     finally:
         dist.destroy_process_group()
+
+
+def device_of(device: str) -> torch.device:
+    """This process's device of the kind "cpu" or "cuda"; ValueError where there is none."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: expected cpu, since this torch finds no CUDA device, got cuda")
+    local = int(os.environ["LOCAL_RANK"]) if dist.is_torchelastic_launched() else 0
+    return torch.device(device, local) if device == "cuda" else torch.device(device)
 
 
 def _leave(store: dist.Store, group: str, size: int) -> None:
@@ -116,15 +126,80 @@ def same_start(module: nn.Module) -> None:
             dist.broadcast(tensor.detach(), src=0)
 
 
-def collect(data: bytes, device: torch.device) -> list[bytes]:
+def collect(data: bytes) -> list[bytes]:
     """Every process's `data`, in the order of their ranks."""
     if count() == 1:
         return [data]
+    device = _place()
     sizes = torch.zeros(count(), dtype=torch.int64, device=device)
     sizes[rank()] = len(data)
     dist.all_reduce(sizes)
-    padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=device)
-    padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+    padded = torch.zeros(max(1, int(sizes.max())), dtype=torch.uint8, device=device)
+    padded[: len(data)] = torch.frombuffer(bytearray(data or b"0"), dtype=torch.uint8)[: len(data)].to(device)
     everyone = [torch.empty_like(padded) for _ in range(count())]
     dist.all_gather(everyone, padded)
     return [row[:size].cpu().numpy().tobytes() for row, size in zip(everyone, sizes.tolist(), strict=True)]
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """What one process raises inside is raised in all of them, so that none waits for one that has gone.
+
+    Every process comes here, and does nothing inside that needs the others. The others raise an error of the same
+    built-in type, or a RuntimeError, that names the process.
+    """
+    problem: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        if count() == 1:
+            raise
+        problem = error
+    if count() == 1:
+        return
+    told = collect(b"" if problem is None else json.dumps([_kind(problem), str(problem)]).encode())
+    if not any(told):
+        return
+    _all_have_it()
+    if problem is not None:
+        raise problem
+    first = next(number for number, text in enumerate(told) if text)
+    kind, text = json.loads(told[first])
+    raise getattr(builtins, kind)(f"{text} (in process {first} of {count()})")
+
+
+def agree(facts: Mapping[str, str]) -> None:
+    """ValueError in every process where one of `facts` is another in some process."""
+    told = [json.loads(data) for data in collect(json.dumps(dict(facts)).encode())]
+    with together():
+        for number, theirs in enumerate(told):
+            for name in sorted(told[0].keys() | theirs.keys()):
+                mine, other = told[0].get(name, "nothing"), theirs.get(name, "nothing")
+                if mine != other:
+                    both = f"{mine} in process 0 and {other} in process {number}"
+                    raise ValueError(f"{name}: expected the same in all processes, got {both}")
+
+
+def decided(wish: bool) -> bool:
+    """The first process's wish, in all of them."""
+    return bool(add(torch.tensor(float(wish and leads()), device=_place()))) if count() > 1 else wish
+
+
+def _kind(error: Exception) -> str:
+    """The nearest built-in type that a text alone makes."""
+    names = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+    return "ValueError" if isinstance(error, UnicodeError) else next(names)
+
+
+def _all_have_it() -> None:
+    """Until every process has left the collective before: see `_leave`."""
+    store = dist.distributed_c10d._get_default_store()
+    name = f"fastcl/problem/{next(_problems)}"
+    if store.add(name, 1) == count():
+        store.set(f"{name}/known", "")
+    store.wait([f"{name}/known"])
+
+
+def _place() -> torch.device:
+    """Where the tensors of a collective are."""
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")

@@ -9,7 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 @dataclass
 class Run:
     """A training under way. folder: None where nothing is written. rate: of the share of the planned steps that are
-    done, the learning rate as a share of the first one.
+    done, the learning rate as a share of the first one. facts: what its tensor files say of the run (`state.facts_of`).
     """
 
     model: Model
@@ -39,6 +39,7 @@ class Run:
     optimizer: torch.optim.Adam
     progress: Progress
     rate: Callable[[float], float]
+    facts: dict[str, str] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -105,7 +106,7 @@ def epoch(run: Run, save: Callable[[], None] = lambda: None, label: str = "") ->
         total += step(run, group)
         progress.step += 1
         late = time.perf_counter() - saved >= settings.save_every
-        if run.folder is not None and progress.step < steps and _agreed(late, model.device):
+        if run.folder is not None and progress.step < steps and launch.decided(late):
             progress.total = _finite(total.tolist(), number, settings.lr)
             progress.seconds = before + time.perf_counter() - begun
             save()
@@ -144,11 +145,6 @@ def step(run: Run, batches: list[Any]) -> Tensor:
     if weights[-1]:
         model.after_step(batches[-1])
     return sums[:-1] / sums[-1]
-
-
-def _agreed(wish: bool, device: torch.device) -> bool:
-    """The first process's wish: the clocks differ, and all must save together."""
-    return bool(launch.add(torch.tensor(float(wish and launch.leads()), device=device))) if launch.count() > 1 else wish
 
 
 def _finite(parts: list[float], number: int, lr: float) -> list[float]:

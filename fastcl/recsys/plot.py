@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from fastcl.recsys import pictures, report
-from fastcl.recsys.checkpoint import write_bytes, write_text
 from fastcl.recsys.data import Histories, Scorer, Split
 from fastcl.recsys.groups import by_group
 from fastcl.recsys.intents import intents
@@ -25,6 +24,7 @@ from fastcl.recsys.metrics import rank_cases
 from fastcl.recsys.models import CLRec, Model, MultiCLRec
 from fastcl.recsys.robustness import RATIOS, robustness
 from fastcl.recsys.serving import check_items, serving
+from fastcl.recsys.writing import check_folder, write_set
 
 K = (10, 40)
 METRICS = ("recall", "ndcg", "diversity", "coverage", "popularity", "gini")
@@ -48,6 +48,8 @@ def plot(
 ) -> list[Path]:
     """Writes NAME.png for every picture, index.html with all of them, and numbers.json into the folder `out`.
 
+    An earlier index.html goes first and the new one comes last: where it is, the other files belong to it.
+
     models: name -> model. logs: name -> the lines of its metrics.jsonl. seeds: name -> seed of its training, for the
         replay of CLRec's queue. seen, ratios: as in `metrics.evaluate` and `robustness`. notes: sentences that stand
         above the table of results.
@@ -56,18 +58,15 @@ def plot(
 
     >>> plot({"sasrec": load("runs/first")}, split, "pictures")  # doctest: +SKIP
     """
+    check_folder("out", out)
     pictures.side_by_side(lambda axes: None)
     numbers = measured(models, split, logs or {}, seeds or {}, seen, ratios)
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
-    files, images = [], {}
-    for name, panels in _figures(numbers).items():
-        images[name] = pictures.png(pictures.side_by_side(*panels))
-        files.append(out / f"{name}.png")
-        write_bytes(files[-1], images[name])
-    write_text(out / "numbers.json", json.dumps(numbers, indent=1) + "\n")
-    write_text(out / "index.html", _page(numbers, images, split, seen, notes))
-    return [*files, out / "numbers.json", out / "index.html"]
+    images = {name: pictures.png(pictures.side_by_side(*panels)) for name, panels in _figures(numbers).items()}
+    files = {f"{name}.png": [image] for name, image in images.items()}
+    files["numbers.json"] = [json.dumps(numbers, indent=1).encode() + b"\n"]
+    files["index.html"] = [_page(numbers, images, split, seen, notes).encode()]
+    write_set(Path(out), files)
+    return [Path(out) / name for name in files]
 
 
 def measured(
@@ -263,5 +262,5 @@ def _page(numbers: Numbers, images: Mapping[str, bytes], split: Split, seen: str
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>fastcl runs</title>'
         f"<style>{STYLE}</style></head>\n<body>\n<h1>Runs</h1>\n<p>{counted}; {cases_text}; seen items: {seen}.</p>\n"
         + "".join(f"<p>{html.escape(note)}.</p>\n" for note in notes)
-        +         f'<div class="table"><table><tr>{head}</tr>\n{body}</table></div>\n{"".join(parts)}</body></html>\n'
+        + f'<div class="table"><table><tr>{head}</tr>\n{body}</table></div>\n{"".join(parts)}</body></html>\n'
     )

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from fastcl.recsys import pictures
-from fastcl.recsys.checkpoint import write_bytes
 from fastcl.recsys.data import Scorer, Split
 from fastcl.recsys.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.measures import COUNTS
 from fastcl.recsys.metrics import evaluate
+from fastcl.recsys.writing import write_bytes
 
 
 def floors(split: Split, seen: str) -> dict[str, Scorer]:

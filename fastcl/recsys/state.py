@@ -6,7 +6,7 @@ generator to keep; within one, torch's is kept and the batches already done are 
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastcl.recsys import checkpoint, launch
+from fastcl.recsys import checkpoint, launch, schema, tensorfile
 from fastcl.recsys.data import Split
 from fastcl.recsys.metrics import SEEN
 from fastcl.recsys.models import Model
+from fastcl.recsys.modelstate import distinct
 from fastcl.recsys.options import above, at_least, between, one_of
 
 METRICS = ("ndcg@10", "recall@10")
 PRECISIONS = ("float32", "bfloat16")
 LAST = "last.safetensors"
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # what Adam keeps of each parameter that had a gradient
+# Settings that may be changed in a run that goes on: they decide nothing of the result, or its last bits alone.
+FREE = ("save_every", "threads", "device")
 
 
 @dataclass(frozen=True)
@@ -58,10 +62,16 @@ class Settings:
     @classmethod
     def recorded(cls, config: Mapping[str, Any]) -> "Settings":
         """From the content of a config.json; ValueError where it holds no such settings."""
+        where = "config.json: expected the settings of a training run"
+        missing = [name for name in cls.__dataclass_fields__ if name not in config]
+        if missing:
+            raise ValueError(f"{where}, got none of {missing[0]}")
+        found = {name: config[name] for name in cls.__dataclass_fields__}
+        schema.keys_fit(found, cls, where)
         try:
-            return cls(**{name: config[name] for name in cls.__dataclass_fields__})
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"config.json: expected the settings of a training run, got others ({error})") from error
+            return cls(**found)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}, got others ({error})") from error
 
 
 @dataclass
@@ -86,43 +96,127 @@ class Progress:
         return len(self.history) >= settings.epochs or (settings.patience is not None and late >= settings.patience)
 
 
-def save(folder: Path, model: Model, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """Replaces last.safetensors; every process calls it, the first one writes.
+Content = tuple[dict[str, Tensor], dict[str, str]]
+
+
+def content(
+    model: Model, optimizer: torch.optim.Optimizer, progress: Progress, facts: Mapping[str, str] | None = None
+) -> Content:
+    """The tensors and facts of last.safetensors. Every process calls it, and the first one has all of them.
 
     What learns and the optimiser are alike in all processes; frozen parameters (an encoder that follows another),
-    buffers (a queue) and random states are each one's own.
+    buffers (a queue) and random states are each one's own. facts: the run's own (`facts_of`), further ones.
     """
-    safetensors = checkpoint.require_safetensors()
     names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items() if name in names}
+    kept = distinct(model)
+    tensors = {f"model/{name}": tensor for name, tensor in kept.items() if name in names}
+    with_moments = []
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"optimizer/{key}/{name}"] = value
-    own = {f"buffer/{name}": tensor for name, tensor in model.state_dict().items() if name not in names}
-    own = {name: tensor.detach().cpu().contiguous() for name, tensor in own.items()} | _random_states(model.device)
-    for rank, data in enumerate(launch.collect(safetensors.save(own), model.device)):
-        tensors |= {f"process/{rank}/{name}": tensor for name, tensor in safetensors.load(data).items()}
-    if launch.leads():
-        about = {"kind": "training", "model": model.name, "progress": json.dumps(vars(progress))}
-        checkpoint.write_tensors(folder / LAST, tensors, about)
+        if optimizer.state.get(parameter):
+            with_moments.append(name)
+    own = {f"buffer/{name}": tensor for name, tensor in kept.items() if name not in names}
+    for rank, theirs in enumerate(_of_all(own | _random_states(model.device))):
+        tensors |= {f"process/{rank}/{name}": tensor for name, tensor in theirs.items()}
+    about = {"format": str(checkpoint.VERSION), "kind": "training", "model": model.name}
+    standing = {"progress": json.dumps(vars(progress)), "moments": json.dumps(with_moments)}
+    return tensors, {**about, **standing, **(facts or {})}
 
 
-def restore(folder: Path, model: Model, optimizer: torch.optim.Adam) -> Progress:
-    """Puts model, optimiser and torch's random state back to where `save` was called."""
+def facts_of(settings: Settings, data: str, belongs: str) -> dict[str, str]:
+    """What last.safetensors says of its run. data: its `fingerprint`; belongs: its `checkpoint.identity`."""
+    return {"belongs": belongs, "settings": json.dumps({**vars(settings), "data_sha256": data})}
+
+
+def save(
+    folder: Path,
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    facts: Mapping[str, str] | None = None,
+) -> None:
+    """Replaces last.safetensors; every process calls it, the first one writes."""
+    found = content(model, optimizer, progress, facts)
+    with launch.together():
+        if launch.leads():
+            tensorfile.write_tensors(folder / LAST, *found)
+
+
+def restore(
+    folder: Path, model: Model, optimizer: torch.optim.Adam, expected: Mapping[str, str] | None = None
+) -> Progress:
+    """Puts model, optimiser and torch's random state back to where `save` was called.
+
+    Raises ValueError where last.safetensors is damaged, says other things than `expected`, or does not fit the model:
+    names, shapes and types of all tensors are compared with what the model and its optimiser would make.
+    """
     path = folder / LAST
-    tensors, metadata = checkpoint.read_tensors(path, {"kind": "training", "model": model.name})
+    wanted = {"kind": "training", "model": model.name, **(expected or {})}
+    tensors, facts = checkpoint.read_tensors(path, wanted)
+    progress = _progress(facts.get("progress", ""), f"{path}: progress")
     own = _below(f"process/{launch.rank()}/", tensors)
+    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     checkpoint.fill(model, _below("model/", tensors) | _below("buffer/", own), path)
-    saved: dict[int, dict[str, Tensor]] = {}
-    for number, (name, _) in enumerate(model.named_parameters()):
-        keys = [key for key in tensors if key.startswith("optimizer/") and key.split("/", 2)[2] == name]
-        if keys:
-            saved[number] = {key.split("/")[1]: tensors[key] for key in keys}
-    optimizer.load_state_dict({"state": saved, "param_groups": optimizer.state_dict()["param_groups"]})
-    torch.set_rng_state(own["random"])
-    if "random_cuda" in own:
-        torch.cuda.set_rng_state(own["random_cuda"], model.device)
-    return Progress(**json.loads(metadata["progress"]))
+    if not names <= set(model.state_dict()):
+        raise ValueError(f"{path}: expected parameters that are in the model's state dict, got others")
+    moments = _moments(path, _below("optimizer/", tensors), facts.get("moments"), model, progress)
+    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+    _restore_random(path, own, model.device)
+    return progress
+
+
+def _progress(text: str, where: str) -> Progress:
+    found = schema.parse(text, where)
+    schema.fits(found, schema.Standing, where)
+    extra = sorted(found.keys() - Progress.__dataclass_fields__.keys())
+    if extra or found["step"] < 0 or found["seconds"] < 0:
+        raise ValueError(f"{where}: expected history, step, total and seconds, none below 0, got others")
+    schema.lines_fit(found["history"], f"{where}: history")
+    return Progress(**found)
+
+
+def _moments(
+    path: Path, found: Mapping[str, Tensor], named: str | None, model: Model, progress: Progress
+) -> dict[int, dict[str, Tensor]]:
+    """The optimiser's state by the number of the parameter; ValueError where one would not fit it."""
+    learning = dict(model.named_parameters())
+    having = {key.partition("/")[2] for key in found} if named is None else schema.parse(named, f"{path}: moments")
+    schema.fits(list(having), list[str], f"{path}: moments")
+    expected = {f"{kind}/{name}" for name in having for kind in MOMENTS}
+    odd = sorted((found.keys() ^ expected) | {name for name in having if name not in learning})
+    if odd:
+        raise ValueError(
+            f"{path}: expected {', '.join(MOMENTS)} of the parameters that had gradients, differs in {odd[0]}"
+        )
+    if (progress.history or progress.step) and not having:
+        raise ValueError(f"{path}: expected the optimiser's state after {len(progress.history)} epochs, got none")
+    numbers = {name: number for number, name in enumerate(learning)}
+    for name in having:
+        for kind in MOMENTS:
+            tensor, like = found[f"{kind}/{name}"], learning[name]
+            shape, dtype = (torch.Size(), torch.float32) if kind == "step" else (like.shape, like.dtype)
+            if tensor.shape != shape or tensor.dtype != dtype:
+                wanted, got = f"{dtype} {list(shape)}", f"{tensor.dtype} {list(tensor.shape)}"
+                raise ValueError(f"{path}: optimizer/{kind}/{name}: expected {wanted}, got {got}")
+        steps = found[f"step/{name}"].item()
+        if not (steps >= 1 and steps == int(steps)):
+            raise ValueError(f"{path}: optimizer/step/{name}: expected a whole number of at least 1, got {steps}")
+    return {numbers[name]: {kind: found[f"{kind}/{name}"] for kind in MOMENTS} for name in having}
+
+
+def _restore_random(path: Path, own: Mapping[str, Tensor], device: torch.device) -> None:
+    for name, now in _random_states(device).items():
+        saved = own.get(name)
+        if saved is None and name != "random":
+            continue  # begun without CUDA
+        if saved is None or saved.dtype != now.dtype or saved.shape != now.shape:
+            got = "none" if saved is None else f"{saved.dtype} {list(saved.shape)}"
+            raise ValueError(f"{path}: {name}: expected {now.dtype} {list(now.shape)}, got {got}")
+        try:
+            torch.set_rng_state(saved) if name == "random" else torch.cuda.set_rng_state(saved, device)
+        except RuntimeError as error:
+            raise ValueError(f"{path}: {name}: expected a state of the generator, got none ({error})") from error
 
 
 def fingerprint(split: Split) -> str:
@@ -137,6 +231,16 @@ def fingerprint(split: Split) -> str:
 def _random_states(device: torch.device) -> dict[str, Tensor]:
     states = {"random": torch.get_rng_state()}
     return states | ({"random_cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+
+def _of_all(own: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
+    """Every process's tensors, in the order of their ranks."""
+    if launch.count() == 1:
+        yield own
+        return
+    safetensors = tensorfile.require_safetensors().torch
+    data = safetensors.save({name: tensor.detach().cpu().contiguous() for name, tensor in own.items()})
+    yield from (safetensors.load(theirs) for theirs in launch.collect(data))
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

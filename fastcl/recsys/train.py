@@ -4,11 +4,11 @@ An epoch's steps are in loop.py, what a run is and how it is kept in state.py. R
 where it is given none.
 """
 
+import errno
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastcl.recsys import checkpoint, launch, loop, state
+from fastcl.recsys import checkpoint, launch, lock, loop, schema, state, writing
 from fastcl.recsys.data import Cases, Split
 from fastcl.recsys.loop import Run
 from fastcl.recsys.metrics import evaluate
 from fastcl.recsys.models import Model
+from fastcl.recsys.modelstate import aliases, distinct
+from fastcl.recsys.starting import alike_facts, begin, check_unchanged, enough_memory, own_random_state, reserve
 from fastcl.recsys.state import Settings
 
 
@@ -78,97 +80,115 @@ def fit(
     >>> split = bundled("purchases").split()
     >>> fit(SASRec(split.items, seed=0), split, epochs=10, out="runs/first")  # doctest: +SKIP
     """
-    settings = Settings(
-        epochs,
-        model.config.lr if lr is None else lr,
-        seed=seed,
-        seen=seen,
-        metric=metric,
-        patience=patience,
-        precision=precision,
-        accumulate=accumulate,
-        save_every=save_every,
-        device=model.device.type,
-    )
-    loop.check(model, split, settings)
-    folder = None if out is None else begin(model, split, settings, out, force, record)
-    launch.same_start(model)
-    return _train(loop.new_run(model, split, settings, folder), progress)
+    with ExitStack() as stack, enough_memory():
+        with launch.together():
+            settings = Settings(
+                epochs,
+                model.config.lr if lr is None else lr,
+                seed=seed,
+                seen=seen,
+                metric=metric,
+                patience=patience,
+                precision=precision,
+                accumulate=accumulate,
+                save_every=save_every,
+                device=model.device.type,
+            )
+            loop.check(model, split, settings)
+            alike = alike_facts(model, split, settings)
+            if out is not None:
+                reserve(stack, Path(out), force)
+        launch.agree({**alike, "out": "a folder" if out is not None else "none"})
+        launch.same_start(model)
+        run = loop.new_run(model, split, settings)
+        if out is not None:
+            run.folder, run.facts = Path(out), begin(model, split, settings, Path(out), force, record)
+        return _train(run, progress)
 
 
-def resume(folder: str | Path, split: Split | None = None, progress: bool = True) -> list[dict[str, Any]]:
+def resume(
+    folder: str | Path, split: Split | None = None, progress: bool = True, *, data: str | Path | None = None
+) -> list[dict[str, Any]]:
     """Goes on with the run in `folder` from its last checkpoint; `load(folder)` then gives its best model.
 
     The end is the same bit for bit as without the interruption (same machine, same versions; the number of threads is
-    taken from the run). A run that is complete is left as it is.
+    taken from the run). A run that is complete is left as it is, and may be in a folder that cannot be written.
 
     Args:
         split: the data of the run; None: read from where config.json says.
         progress: report on stderr.
+        data: where the data is now, without `split`; None: where it was.
 
-    Returns: all lines of metrics.jsonl, as `fit` does. Raises FileNotFoundError where there is no run, ValueError where
-        a file of it is damaged, the data is another, or the number of processes is.
+    Returns: all lines of metrics.jsonl, as `fit` does. Raises FileNotFoundError where there is no run or no data,
+        ValueError where a file of it is damaged or was changed, the data is another, or the number of processes is,
+        OSError where another process is training in the folder.
 
     >>> resume("runs/first")  # doctest: +SKIP
     """
     folder = Path(folder)
-    config = checkpoint.read_config(folder)
-    settings = Settings.recorded(config)
-    with launch.threads(settings.threads), launch.processes(settings.device) as device, _own_random_state(device):
+    with launch.together():
+        threads, device = (getattr(Settings.recorded(checkpoint.read_config(folder)), n) for n in ("threads", "device"))
+    with launch.threads(threads), launch.processes(device), ExitStack() as stack:
+        unwritable: OSError | None = None
+        with launch.together():
+            checkpoint.read_config(folder)  # before a lock is put into what is no run
+            try:
+                stack.enter_context(lock.held(folder))
+                writing.sweep(folder)
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    raise
+                unwritable = error
+        return go_on(folder, split, progress, data, unwritable)
+
+
+def go_on(
+    folder: Path,
+    split: Split | None,
+    progress: bool = True,
+    data: str | Path | None = None,
+    unwritable: OSError | None = None,
+) -> list[dict[str, Any]]:
+    """What `resume` does once the folder is locked, or is known not to be writable; raises that unless the run is
+    complete.
+    """
+    with launch.together(), enough_memory():
+        config = checkpoint.read_config(folder)
+        settings = Settings.recorded(config)
         if settings.processes != launch.count():
             raise ValueError(
                 f"{folder}: expected the {settings.processes} processes that began it, got {launch.count()}; "
                 f"torchrun --nproc-per-node={settings.processes} -m fastcl.recsys resume {folder}"
             )
         if split is None:
-            from fastcl.recsys.commands.common import read_split  # the commands import this module
+            from fastcl.recsys.commands.runs import read_split_of  # the commands import this module
 
-            split = read_split(config)
+            split = read_split_of(folder, config, data)
         if config.get("data_sha256") != state.fingerprint(split):
-            raise ValueError(f"data: expected the clicks that {folder} was begun with, got others")
-        if launch.leads():
-            checkpoint.sweep(folder)
+            raise ValueError(f"data: expected the clicks that {folder} was begun with, got others; --data names a file")
+        device = launch.device_of(settings.device)
         run = loop.new_run(checkpoint.build(folder).to(device), split, settings, folder)
-        run.progress = state.restore(folder, run.model, run.optimizer)
+        belongs = checkpoint.identity_of(folder)
+        run.facts = state.facts_of(settings, config["data_sha256"], belongs)
+        expected = {"belongs": belongs}
+        check_unchanged(folder, run.facts)
+    with own_random_state(device), enough_memory():
+        with launch.together():
+            run.progress = state.restore(folder, run.model, run.optimizer, expected)
+            needed = ("seconds", *(state.METRICS if len(split.valid) else ()))
+            schema.lines_fit(run.progress.history, f"{folder / state.LAST}: history", needed)
+            parts = len(run.model.part_names)
+            if len(run.progress.total) not in (0, parts) or run.progress.step >= max(run.steps, 1):
+                raise ValueError(f"{folder / state.LAST}: expected a step of an epoch of {run.steps}, and {parts} sums")
+            complete = run.progress.done(settings) and _published(run) is not None
         if progress and launch.leads():
             _announce(folder, config, run)
+        if launch.decided(complete):
+            return run.progress.history
+        with launch.together():
+            if unwritable is not None:
+                raise unwritable
         return _train(run, progress)
-
-
-def begin(
-    model: Model,
-    split: Split,
-    settings: Settings,
-    out: str | Path,
-    force: bool = False,
-    record: Mapping[str, Any] | None = None,
-) -> Path:
-    """Writes a run folder for training that has not begun, which `resume` can do; an earlier run in it is removed."""
-    loop.check(model, split, settings)
-    folder = new_folder(out, force) if launch.leads() else Path(out)
-    if launch.leads():
-        folder.mkdir(parents=True, exist_ok=True)
-        checkpoint.clear(folder)
-    with _own_random_state(model.device):
-        run = loop.new_run(model, split, settings, folder)
-        state.save(folder, model, run.optimizer, run.progress)
-    if launch.leads():
-        facts = {**asdict(settings), "data_sha256": state.fingerprint(split), **(record or {})}
-        checkpoint.save_description(model, folder, facts)
-    launch.wait()
-    return folder
-
-
-def new_folder(out: str | Path, force: bool) -> Path:
-    """`out` as a path that a run may be written to; FileExistsError where something is there already. Makes nothing."""
-    folder = Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder}: expected a folder for the run, got a file")
-    # What is left of a run that was killed while its folder was being written is no run yet.
-    unfinished = ("items.json", "last.safetensors")
-    if folder.is_dir() and not force and any(p.name not in unfinished and p.suffix != ".tmp" for p in folder.iterdir()):
-        raise FileExistsError(f"{folder}: exists and is not empty; --force overwrites the run in it")
-    return folder
 
 
 def _train(run: Run, progress: bool) -> list[dict[str, Any]]:
@@ -176,7 +196,7 @@ def _train(run: Run, progress: bool) -> list[dict[str, Any]]:
     report = progress and launch.leads()
     model.share = (launch.rank(), launch.count())
     best = _best_weights(run)
-    with _own_random_state(model.device):
+    with own_random_state(model.device):
         while not run.progress.done(settings):
             epoch = len(run.progress.history) + 1
             label = f"{model.name} {epoch}/{settings.epochs}" if report else ""
@@ -193,11 +213,11 @@ def _train(run: Run, progress: bool) -> list[dict[str, Any]]:
             }
             run.progress = state.Progress([*run.progress.history, line])
             if line["best"]:
-                best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+                best = {name: tensor.clone() for name, tensor in distinct(model).items()}
             _save(run)
             if report:
                 _say(model.name, settings.epochs, line)
-    model.load_state_dict(best)
+    model.load_state_dict({**best, **{alias: best[name] for alias, name in aliases(model).items()}})
     model.eval()
     return run.progress.history
 
@@ -206,26 +226,56 @@ def _best_weights(run: Run) -> dict[str, Tensor]:
     """Of a run that goes on, and brings its files up to last.safetensors, which is written before them."""
     if run.folder is None or run.progress.best is None:
         return {}
-    _publish(run)
     if run.progress.step == 0 and run.progress.history[-1]["best"]:
-        return {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
-    return checkpoint.read_tensors(run.folder / "model.safetensors", {"model": run.model.name})[0]
+        _publish(run)
+        return {name: tensor.clone() for name, tensor in distinct(run.model).items()}
+    with launch.together():
+        path = run.folder / "model.safetensors"
+        wanted = {"model": run.model.name, "belongs": run.facts["belongs"]}
+        tensors, facts = checkpoint.read_tensors(path, wanted)
+        checkpoint.check_tensors(distinct(run.model), tensors, path)
+        if facts.get("epoch", best_epoch(run)) != best_epoch(run):
+            raise ValueError(f"{path}: expected the weights of epoch {best_epoch(run)}, got those of {facts['epoch']}")
+    _publish(run)
+    return tensors
+
+
+def best_epoch(run: Run) -> str:
+    return str(run.progress.best["epoch"]) if run.progress.best else ""
 
 
 def _save(run: Run) -> None:
     if run.folder is not None:
-        state.save(run.folder, run.model, run.optimizer, run.progress)
+        state.save(run.folder, run.model, run.optimizer, run.progress, run.facts)
         _publish(run)
+
+
+def _metrics(run: Run) -> str:
+    return "".join(json.dumps(line) + "\n" for line in run.progress.history)
 
 
 def _publish(run: Run) -> None:
     """model.safetensors and metrics.jsonl as of the last finished epoch."""
     history = run.progress.history
-    if run.folder is None or not history or not launch.leads():
-        return
-    if run.progress.step == 0 and history[-1]["best"]:
-        checkpoint.save_weights(run.model.name, run.model.state_dict(), run.folder)
-    checkpoint.write_text(run.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in history))
+    with launch.together():
+        if run.folder is None or not history or not launch.leads():
+            return
+        if run.progress.step == 0 and history[-1]["best"]:
+            checkpoint.save_weights(run.model, run.folder, run.facts["belongs"], history[-1]["epoch"])
+        writing.write_text(run.folder / "metrics.jsonl", _metrics(run))
+
+
+def _published(run: Run) -> dict[str, Tensor] | None:
+    """The weights in model.safetensors where it and metrics.jsonl are those of the last finished epoch."""
+    assert run.folder is not None, "a run that goes on has a folder"
+    try:
+        wanted = {"model": run.model.name, "belongs": run.facts["belongs"]}
+        tensors, facts = checkpoint.read_tensors(run.folder / "model.safetensors", wanted)
+        checkpoint.check_tensors(distinct(run.model), tensors, run.folder / "model.safetensors")
+        whole = checkpoint.read(run.folder / "metrics.jsonl") == _metrics(run).encode()
+    except (ValueError, OSError):
+        return None
+    return tensors if whole and facts.get("epoch", best_epoch(run)) == best_epoch(run) else None
 
 
 def _validate(run: Run) -> dict[str, float]:
@@ -246,12 +296,6 @@ def _validate(run: Run) -> dict[str, float]:
         sums = len(rows) * torch.tensor(means, device="cpu", dtype=torch.float64)
     total = launch.add(sums.to(run.model.device)).tolist()
     return {name: value / total[0] for name, value in zip(state.METRICS, total[1:], strict=True)}
-
-
-@contextmanager
-def _own_random_state(device: torch.device) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
 
 
 def _announce(folder: Path, config: Mapping[str, Any], run: Run) -> None:

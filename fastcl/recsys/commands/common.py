@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fastcl.recsys import schema
 from fastcl.recsys.collector import Options
 from fastcl.recsys.data import Interactions, Split, bundled
 from fastcl.recsys.merging import merge
@@ -17,7 +18,7 @@ from fastcl.recsys.textfiles import FORMATS
 BUNDLED = "bundled:"
 _READ = ("user", "item", "time", "format", "encoding", "quote", "on_error", "repeats")
 _FEATURES = ("item_features", "feature_columns", "separator", "title")
-_FILES = ("path", "valid", "test", "item_features")
+FILES = ("path", "valid", "test", "item_features")
 
 
 def add_read_options(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +63,7 @@ def data_of(args: argparse.Namespace) -> dict[str, Any]:
         return {"path": args.file}
     data = {"path": args.file, **{name: getattr(args, name) for name in (*_READ, *_FEATURES)}}
     data |= {name: getattr(args, name) for name in ("valid", "test") if getattr(args, name, None)}
-    return data | {name: str(Path(data[name]).resolve()) for name in _FILES if data.get(name)}
+    return data | {name: str(Path(data[name]).resolve()) for name in FILES if data.get(name)}
 
 
 def split_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def split_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def read_data(data: dict[str, Any]) -> Interactions:
     """The log that config.json's "data" describes: its path (or bundled:NAME) and how to read it."""
-    path = data["path"]
+    path = checked_data(data)["path"]
     if path.startswith(BUNDLED):
         return bundled(path.removeprefix(BUNDLED))
     return Interactions.read(path, **_options(data))
@@ -86,19 +87,36 @@ def read_clicks(config: Mapping[str, Any], *paths: str) -> Interactions:
     """The logs at `paths` (none: the run's own, with the files that it validates and tests on) as one, read as the
     run's was; without its item features, which may have moved: the model has them.
     """
-    data = {name: value for name, value in (config.get("data") or {}).items() if name not in _FEATURES}
+    whole = checked_data(config["data"]) if config.get("data") else {}
+    data = {name: value for name, value in whole.items() if name not in _FEATURES}
     own = [data[name] for name in ("path", "valid", "test") if data.get(name)]
     return merge(*(read_data(data | {"path": path}) for path in paths or own))
 
 
 def read_split(config: Mapping[str, Any]) -> Split:
     """The split that config.json describes: its "data", read as recorded and split as its "split" says."""
-    if "data" not in config:
+    if config.get("data") is None:
         raise ValueError("split: expected the data of the run, which its config.json does not name, got None")
-    data = config["data"]
+    data = checked_data(config["data"])
     if data.get("valid"):
         return Interactions.presplit(data["path"], data["valid"], data["test"], **_options(data))
-    return read_data(data).split(**config.get("split", {}))
+    how = {} if config.get("split") is None else config["split"]
+    schema.fits(how, dict[str, Any], "config.json: split")
+    schema.keys_fit(how, Interactions.split, "config.json: split", skip=("self",))
+    return read_data(data).split(**how)
+
+
+def checked_data(data: Any) -> dict[str, Any]:
+    """config.json's "data", with the types that reading expects; ValueError otherwise."""
+    where = "config.json: data"
+    schema.fits(data, dict[str, Any], where)
+    if not data.get("path"):
+        raise ValueError(f"{where}: expected a path, got none")
+    for names, function in ((_READ, Options), (_FEATURES[1:], Interactions.with_features)):
+        schema.keys_fit({name: data[name] for name in names if name in data}, function, where, skip=("self",))
+    for name in FILES:
+        schema.fits(data.get(name), str | None, f"{where}: {name}")
+    return dict(data)
 
 
 def _options(data: dict[str, Any]) -> dict[str, Any]:

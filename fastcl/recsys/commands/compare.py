@@ -5,14 +5,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fastcl.recsys import checkpoint, report
+from fastcl.recsys import report
 from fastcl.recsys.commands.common import cutoffs
 from fastcl.recsys.commands.evaluate import add_metric_options, named_metrics, vectors_for
-from fastcl.recsys.commands.runs import add_run_options, groups_of, open_runs, run_folders, tell
+from fastcl.recsys.commands.runs import add_run_options, groups_of, inputs_of, open_runs, run_folders, tell
 from fastcl.recsys.compare import Comparison, compare
 from fastcl.recsys.measures import COUNTS
 from fastcl.recsys.metrics import evaluate
 from fastcl.recsys.threads import add_threads
+from fastcl.recsys.writing import check_output, write_text
 
 
 def add(commands: Any) -> None:
@@ -32,7 +33,11 @@ def run(args: argparse.Namespace) -> None:
     k = cutoffs("--k", args.k)
     protocol = args.protocol or "full"
     metrics = named_metrics(args.metrics, protocol)
-    runs, split, seen, notes = open_runs(run_folders(*args.folders), args)
+    folders = run_folders(*args.folders)
+    if args.csv:
+        for folder in folders:
+            check_output("--csv", args.csv, {"--data": args.data, **inputs_of(folder)})
+    runs, split, seen, notes = open_runs(folders, args)
     vectors = vectors_for(metrics, split)
     tell(notes)
     options: dict[str, Any] = {"k": k, "seen": seen, "protocol": protocol, "metrics": metrics, "vectors": vectors}
@@ -42,10 +47,10 @@ def run(args: argparse.Namespace) -> None:
     for name, floor in report.floors(split, seen).items():
         found.rows.append({"name": f"floor: {name}", "runs": 1, **evaluate(floor, split.test, **options)})
     if args.csv:
-        checkpoint.write_text(Path(args.csv), found.to_csv())
+        write_text(Path(args.csv), found.to_csv())
     if args.json:
-        folders = {name: [str(run.folder) for run in members] for name, members in groups.items()}
-        settings = {"k": k, "protocol": protocol, "seen": seen, "folders": folders, "notes": notes}
+        shown = {name: [str(run.folder) for run in members] for name, members in groups.items()}
+        settings = {"k": k, "protocol": protocol, "seen": seen, "folders": shown, "notes": notes}
         print(json.dumps({**settings, "rows": found.rows, "tests": found.tests}, indent=1))
     else:
         print(_text(found))

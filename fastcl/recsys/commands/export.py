@@ -14,6 +14,7 @@ from fastcl.recsys.export import INDEX, WRITERS, export, require_faiss
 from fastcl.recsys.options import at_least
 from fastcl.recsys.recommend import known_histories
 from fastcl.recsys.threads import add_threads
+from fastcl.recsys.writing import check_folder
 
 
 def add(commands: Any) -> None:
@@ -36,6 +37,7 @@ def run(args: argparse.Namespace) -> None:
     at_least(0, "--seed", args.seed)
     if args.to == "faiss":
         require_faiss()
+    check_folder("-o", args.out)
     config = checkpoint.read_config(args.folder)
     model = checkpoint.load(args.folder)
     tell([note for note in [unfinished(Run(Path(args.folder), config, model))] if note])

@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fastcl.recsys.commands.runs import add_run_options, metrics_of, open_runs, run_folders, tell
+from fastcl.recsys.checkpoint import read_metrics
+from fastcl.recsys.commands.runs import add_run_options, open_runs, run_folders, tell
 from fastcl.recsys.plot import plot
 from fastcl.recsys.threads import add_threads
+from fastcl.recsys.writing import check_folder
 
 
 def add(commands: Any) -> None:
@@ -23,6 +25,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    check_folder("-o", args.out)
     runs, split, seen, notes = open_runs(run_folders(*args.folders), args)
     names = [_name(run.folder.resolve()) for run in runs]
     if len(set(names)) < len(names):  # the same last part: the paths as they were given
@@ -36,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
         {name: run.model for name, run in named.items()},
         split,
         args.out,
-        logs={name: metrics_of(run.folder) for name, run in named.items()},
+        logs={name: read_metrics(run.folder) for name, run in named.items()},
         seeds={name: run.config.get("seed", 0) for name, run in named.items()},
         seen=seen,
         notes=notes,
@@ -49,4 +52,3 @@ def run(args: argparse.Namespace) -> None:
 
 def _name(folder: Path) -> str:
     return f"{folder.parent.name}/{folder.name}" if folder.name.startswith("seed-") else folder.name
-

@@ -12,13 +12,14 @@ from typing import Any
 
 from fastcl.recsys import checkpoint
 from fastcl.recsys.commands.common import read_clicks
-from fastcl.recsys.commands.runs import Run, tell, unfinished
+from fastcl.recsys.commands.runs import Run, inputs_of, tell, unfinished
 from fastcl.recsys.data import Interactions, Items
 from fastcl.recsys.merging import merge, of_users
 from fastcl.recsys.metrics import SEEN
 from fastcl.recsys.options import at_least
 from fastcl.recsys.recommend import Row, recommend, recommend_users
 from fastcl.recsys.threads import add_threads
+from fastcl.recsys.writing import check_output, write_parts
 
 UserRow = tuple[str | None, Row]  # user (None: the one of --history), items with scores
 
@@ -50,6 +51,8 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("--alone: expected with --users; a --history is taken as it is")
     times = None if args.times is None else [[_number(part) for part in _fields(args.times)]]
     config = checkpoint.read_config(args.folder)
+    if args.out is not None:
+        check_output("-o", args.out, {**{file: file for file in args.users or ()}, **inputs_of(args.folder, config)})
     model = checkpoint.load(args.folder)
     seen = args.seen or config.get("seen", "mask")
     tell([note for note in [unfinished(Run(Path(args.folder), config, model))] if note])
@@ -75,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
     rows = _counted(rows, tally)
     document = {"run": args.folder, "k": args.k, "seen": seen, "skipped": skipped, "left_out": list(left_out)}
     if args.out is not None:
-        checkpoint.write_parts(Path(args.out), (text.encode() for text in _csv(rows)))
+        write_parts(Path(args.out), (text.encode() for text in _csv(rows)))
         document |= {"out": args.out, "users": tally["users"], "rows": tally["rows"]}
         if not args.json:
             print(f"{args.out}: {tally['rows']:,} rows, {tally['users']:,} users")

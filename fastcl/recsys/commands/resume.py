@@ -13,6 +13,7 @@ def add(commands: Any) -> None:
     parser = commands.add_parser("resume", help="go on with a run that was interrupted")
     option = parser.add_argument
     option("folder", metavar="RUN", help="run folder, or one of several runs (--seed 1,2,3)")
+    option("--data", metavar="FILE", help="where the data is now (default: where it was in training)")
     option("--json", action="store_true", help="print the result as JSON, one document a run")
     parser.set_defaults(run=run)
 
@@ -22,4 +23,4 @@ def run(args: argparse.Namespace) -> None:
     folders = run_folders(args.folder)
     with launch.processes(checkpoint.read_config(folders[0]).get("device", "cpu")):
         for folder in folders:
-            print_result(folder, resume(folder), args.json)
+            print_result(folder, resume(folder, data=args.data), args.json)

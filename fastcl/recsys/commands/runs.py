@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastcl.recsys import checkpoint, state
-from fastcl.recsys.commands.common import read_split
+from fastcl.recsys.commands.common import FILES, checked_data, read_split
 from fastcl.recsys.data import Split
 from fastcl.recsys.metrics import SEEN
 from fastcl.recsys.models import Model
@@ -21,7 +21,7 @@ from fastcl.recsys.serving import check_items
 
 # What config.json says beside the settings of a run: how, when and from where, not what was trained.
 NO_SETTINGS = (
-    *("format", "versions", "seed", "data", "data_sha256", "split", "command"),
+    *("format", "version", "versions", "seed", "data", "data_sha256", "split", "command"),
     *("threads", "device", "processes", "save_every"),
 )
 
@@ -55,6 +55,15 @@ def run_folders(*folders: str) -> list[Path]:
     return [run for folder in folders for run in checkpoint.runs_in(Path(folder)) or [Path(folder)]]
 
 
+def inputs_of(folder: str | Path, config: Mapping[str, Any] | None = None) -> dict[str, str | Path]:
+    """What no output of a command on the run may replace: the run's own files and its data, by what they are."""
+    config = checkpoint.read_config(folder) if config is None else config
+    files = {f"{name} of the run": Path(folder) / name for name in checkpoint.FILES}
+    data = config.get("data")
+    named = checked_data(data) if data else {}
+    return files | {f"the {name} of the run's data": named[name] for name in FILES if named.get(name)}
+
+
 def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> Opened:
     """The runs and their data.
 
@@ -71,8 +80,9 @@ def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> Opened:
     runs = [Run(folder, config, checkpoint.load(folder)) for folder, config in zip(folders, configs, strict=True)]
     splits: dict[str, Split] = {}
     for run in runs:
-        place = json.dumps(_data(run, args.data), sort_keys=True)
-        splits[place] = splits[place] if place in splits else _split(run, args.data)
+        place = json.dumps(_data(run.folder, run.config, args.data), sort_keys=True)
+        if place not in splits:
+            splits[place] = read_split_of(run.folder, run.config, args.data)
         try:
             check_items(run.model, splits[place].test.history, "data")
         except ValueError as error:
@@ -102,22 +112,11 @@ def unfinished(run: Run) -> str | None:
         settings = state.Settings.recorded(run.config)
     except ValueError:
         return None
-    lines = metrics_of(run.folder)
+    lines = checkpoint.read_metrics(run.folder)
     if state.Progress(lines).done(settings):
         return None
     done = f"{len(lines)} of {settings.epochs} epochs are done"
     return f"{run.folder}: {done}, the best of these counts; fastcl resume {run.folder} goes on"
-
-
-def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, none where there is no such file."""
-    path = folder / "metrics.jsonl"
-    if not path.is_file():
-        return []
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except ValueError as error:
-        raise ValueError(f"{path}: damaged ({error})") from error
 
 
 def repeats(split: Split) -> str | None:
@@ -182,15 +181,26 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config["config"], **flat}
 
 
-def _data(run: Run, path: str | None) -> dict[str, Any]:
-    data = run.config.get("data")
+def read_split_of(folder: Path, config: Mapping[str, Any], path: str | Path | None = None) -> Split:
+    """The split of a run, its data read as in training, from `path` where it is elsewhere now.
+
+    ValueError where config.json names no data or describes it wrongly, FileNotFoundError where it is not there.
+    """
+    data = _data(folder, config, path)
+    try:
+        return read_split({**config, "data": data})
+    except FileNotFoundError as error:
+        missing = error.filename or data["path"]
+        raise FileNotFoundError(
+            f"{missing}: the data of {folder} is not there; --data FILE says where it is"
+        ) from error
+
+
+def _data(folder: Path, config: Mapping[str, Any], path: str | Path | None) -> dict[str, Any]:
+    data = config.get("data")
     if path is None and data is None:
-        raise ValueError(f"{run.folder}: its config.json names no data; expected --data FILE")
-    return {**(data or {}), **({"path": path} if path else {})}
-
-
-def _split(run: Run, path: str | None) -> Split:
-    return read_split({**run.config, "data": _data(run, path)})
+        raise ValueError(f"{folder}: its config.json names no data; expected --data FILE")
+    return {**(checked_data(data) if data else {}), **({"path": str(path)} if path else {})}
 
 
 def _digest(split: Split) -> str:

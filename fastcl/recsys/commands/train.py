@@ -4,17 +4,19 @@ import argparse
 import json
 import shlex
 import sys
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
-from fastcl.recsys import checkpoint, launch
+from fastcl.recsys import checkpoint, launch, lock
 from fastcl.recsys.commands.common import add_data_options, data_of, read_split, split_of, whole_numbers
 from fastcl.recsys.metrics import SEEN
 from fastcl.recsys.models import MODELS
 from fastcl.recsys.options import parse_settings
+from fastcl.recsys.starting import begin, enough_memory, reserve
 from fastcl.recsys.state import METRICS, PRECISIONS, Settings
 from fastcl.recsys.threads import add_threads
-from fastcl.recsys.train import begin, new_folder, resume
+from fastcl.recsys.train import go_on
 
 
 def add(commands: Any) -> None:
@@ -55,27 +57,43 @@ def run(args: argparse.Namespace) -> None:
     names = ("seen", "metric", "patience", "precision", "accumulate", "save_every", "device", "threads")
     checkpoint.require_safetensors()
     record: dict[str, Any] = {"data": data_of(args), "split": split_of(args)}
-    with launch.processes(args.device) as device:
-        settings = [Settings(args.epochs, lr, seed=seed, **{n: getattr(args, n) for n in names}) for seed in seeds]
-        if launch.leads():
-            new_folder(args.out, args.force)
-        split = read_split(record)
+    out = Path(args.out)
+    folders = [out] if len(seeds) == 1 else [out / f"seed-{seed}" for seed in seeds]
+    with launch.processes(args.device) as device, ExitStack() as stack:
+        with launch.together():
+            settings = [Settings(args.epochs, lr, seed=seed, **{n: getattr(args, n) for n in names}) for seed in seeds]
+            _check_free(out, folders, args.force)
+            split = read_split(record)
         if "time_cuts" in model_class.Config.__dataclass_fields__ and split.train.time is None:
             options.setdefault("time_cuts", ())
         if launch.leads():
             print(f"{split.data_report}\n{split.report}", file=sys.stderr)
         record["command"] = shlex.join(sys.argv)
         # All folders before any training: whatever interrupts it, the whole command can be resumed.
-        out = Path(args.out)
-        if launch.leads():
-            for earlier in (out, *out.glob("seed-*")):
-                checkpoint.clear(earlier)
-        folders = [out] if len(seeds) == 1 else [out / f"seed-{seed}" for seed in seeds]
+        # Of several runs, their folder is locked for a moment too, so that nobody makes a run of it.
+        with launch.together(), lock.held(out) if len(seeds) > 1 else nullcontext():
+            _check_free(out, folders, args.force)
+            for folder in folders:
+                reserve(stack, folder, args.force)
         for folder, plan in zip(folders, settings, strict=True):
-            model = model_class(split.items, seed=plan.seed, **options).to(device)
+            with launch.together(), enough_memory():
+                model = model_class(split.items, seed=plan.seed, **options).to(device)
             begin(model, split, plan, folder, args.force, record)
         for folder in folders:
-            print_result(folder, resume(folder, split), args.json)
+            print_result(folder, go_on(folder, split), args.json)
+
+
+def _check_free(out: Path, folders: list[Path], force: bool) -> None:
+    """Before the data is read, and again before anything is written: reading may take long."""
+    if not launch.leads():
+        return
+    if folders != [out] and (out / "config.json").exists():
+        raise FileExistsError(f"{out}: is a run itself; expected a folder for several of them")
+    for folder in folders:
+        checkpoint.check_free(folder, force)
+        if folder.is_dir():
+            with lock.held(folder):
+                pass
 
 
 def print_result(folder: Path, history: list[dict[str, Any]], as_json: bool) -> None:

@@ -1,0 +1,204 @@
+"""What the JSON of a run folder holds, in one place: each file as a type, checked before anything of it is used.
+
+A type is a dataclass, or an annotation as dataclasses have them. The ranges of settings are checked where the settings
+are made (`Settings`, a model's Config). A value that does not fit is a ValueError that names the file and the field.
+"""
+
+import dataclasses
+import inspect
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+DEPTH = 16  # of what a caller records in config.json
+
+
+@dataclasses.dataclass
+class Config:
+    """config.json as `save` writes it; `fit` adds the fields of `Settings`, callers what they like (`record`)."""
+
+    format: Literal["fastcl-run"]
+    version: int
+    model: str
+    config: dict[str, Any]
+    versions: dict[str, str]
+
+
+@dataclasses.dataclass
+class Recorded:
+    """What the commands read of the rest; "data" and "split" are checked where they are used."""
+
+    seen: Literal["mask", "keep"] = "mask"
+    seed: int = 0
+    data_sha256: str | None = None
+
+
+@dataclasses.dataclass
+class FeatureTable:
+    values: list[str]
+    codes: list[list[int]]
+
+
+@dataclasses.dataclass
+class ItemTable:
+    """items.json."""
+
+    ids: list[str]
+    titles: list[str] | None
+    features: dict[str, FeatureTable]
+
+
+@dataclasses.dataclass
+class Line:
+    """A line of metrics.jsonl: an epoch. Its other fields are metrics, or parts of the loss by name."""
+
+    epoch: int
+    loss: float
+    best: bool
+
+    others: ClassVar[Any] = float | dict[str, float]
+
+
+@dataclasses.dataclass
+class Standing:
+    """The progress that last.safetensors holds, as `state.Progress` has it."""
+
+    history: list[Line]
+    step: int
+    total: list[float]
+    seconds: float
+
+
+def parse(text: str | bytes, where: str) -> Any:
+    """The JSON document; ValueError "WHERE: damaged (...)" for anything else, however deep it is nested."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{where}: damaged (nested too deeply)") from None
+    except ValueError as error:
+        raise ValueError(f"{where}: damaged ({error})") from error
+
+
+def fits(value: Any, hint: Any, where: str) -> None:
+    """Raises ValueError "WHERE: expected ..., got ..." where `value`, as JSON gives it, is not of the type `hint`."""
+    if dataclasses.is_dataclass(hint):
+        _fields_fit(value, hint, where)
+    elif hint is Any:
+        _plain(value, where)
+    elif typing.get_origin(hint) in (typing.Union, types.UnionType):
+        _one_fits(value, typing.get_args(hint), where)
+    elif typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        if not any(type(value) is type(choice) and value == choice for choice in choices):
+            raise _unexpected(where, f"one of {', '.join(map(str, choices))}", value)
+    elif typing.get_origin(hint) in (dict, Mapping):
+        of = typing.get_args(hint)[1]
+        for key, part in _typed(value, dict, where).items():
+            fits(part, of, f"{where}: {short(key)}")
+    elif typing.get_origin(hint) in (list, tuple, Sequence):
+        _list_fits(_typed(value, list, where), typing.get_args(hint)[0], where)
+    else:
+        _typed(value, hint, where)
+
+
+def lines_fit(lines: Any, where: str, needed: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The lines of the epochs 1, 2, ..., all of the same fields, `needed` among them; the first is the best so far."""
+    fits(lines, list[Line], where)
+    for nth, line in enumerate(lines, start=1):
+        missing = [name for name in needed if type(line.get(name)) not in (int, float)]
+        parts = [{name: set(part) for name, part in x.items() if type(part) is dict} for x in (line, lines[0])]
+        if missing or line.keys() != lines[0].keys() or parts[0] != parts[1]:
+            asked = f"a number {missing[0]}" if missing else "the fields of the first one"
+            raise ValueError(f"{where}: entry {nth}: expected {asked}, got others")
+        if line["epoch"] != nth or (nth == 1 and not line["best"]):
+            raise ValueError(f"{where}: entry {nth}: expected the line of epoch {nth}, got another")
+    return list(lines)
+
+
+def keys_fit(value: Mapping[str, Any], function: Any, where: str, skip: Sequence[str] = ()) -> None:
+    """The same of keyword arguments: names and types are those of `function`, or of the fields of a dataclass."""
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError:  # a name that only a type checker sees
+        hints = {}
+    names = [name for name in inspect.signature(function).parameters if name not in skip]
+    for name, part in value.items():
+        if name not in names:
+            raise ValueError(f"{where}: expected one of {', '.join(names)}, got {short(name)}")
+        fits(part, hints.get(name, Any), f"{where}: {name}")
+
+
+def short(value: Any) -> str:
+    """A value as a message shows it."""
+    text = repr(value) if isinstance(value, str | int | float | bool | None) else type(value).__name__
+    text = {"list": "a list", "dict": "a table"}.get(text, text)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_WORDS: dict[Any, str] = {
+    int: "a whole number", float: "a finite number", str: "text", bool: "true or false", list: "a list",
+    dict: "a table", type(None): "null",
+}  # fmt: skip
+
+
+def _typed(value: Any, kind: Any, where: str) -> Any:
+    if kind not in _WORDS:
+        return value  # a type that JSON does not have: the model's own Config checks it
+    if kind is float and type(value) in (int, float):
+        try:
+            good = math.isfinite(value)
+        except OverflowError:
+            good = False
+    else:
+        good = type(value) is kind and not (kind is int and abs(value) >= 2**63)
+    if not good:
+        raise _unexpected(where, _WORDS[kind], value)
+    return value
+
+
+def _fields_fit(value: Any, hint: Any, where: str) -> None:
+    hints = typing.get_type_hints(hint)
+    fields = {field.name: field for field in dataclasses.fields(hint)}
+    for name, part in _typed(value, dict, where).items():
+        if name in fields:
+            fits(part, hints[name], f"{where}: {name}")
+        else:
+            fits(part, getattr(hint, "others", Any), f"{where}: {short(name)}")
+    for name, field in fields.items():
+        if name not in value and field.default is field.default_factory is dataclasses.MISSING:
+            raise ValueError(f"{where}: expected a field {name}, got none")
+
+
+def _list_fits(value: list[Any], of: Any, where: str) -> None:
+    # Long lists of text and of numbers are what items.json is made of.
+    if of is str and all(type(part) is str for part in value):
+        return
+    for nth, part in enumerate(value, start=1):
+        fits(part, of, f"{where}: entry {nth}")
+
+
+def _one_fits(value: Any, hints: Sequence[Any], where: str) -> None:
+    for hint in hints:
+        try:
+            return fits(value, hint, where)
+        except ValueError:
+            pass
+    words = [_WORDS.get(typing.get_origin(hint) or hint, str(hint)) for hint in hints]
+    raise _unexpected(where, " or ".join(words), value)
+
+
+def _plain(value: Any, where: str) -> None:
+    """Bounded in depth: what handles it later goes down by recursion."""
+    level = [value]
+    for _ in range(DEPTH):
+        level = [part for x in level for part in (x.values() if type(x) is dict else x if type(x) is list else ())]
+        if not level:
+            return
+    raise ValueError(f"{where}: expected at most {DEPTH} levels, got more")
+
+
+def _unexpected(where: str, expected: str, value: Any) -> ValueError:
+    return ValueError(f"{where}: expected {expected}, got {short(value)}")

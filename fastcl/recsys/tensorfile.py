@@ -1,0 +1,120 @@
+"""Tensors and a few facts about them in one safetensors file, with a checksum over both.
+
+The writing is our own: tensors go to the file a piece at a time, and the header has one order, so that equal tensors
+and facts make equal bytes. The reading is that of the safetensors library. No pickle.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastcl.recsys.writing import write_parts
+
+PIECE = 2**24  # bytes
+_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+def tensor_parts(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """A safetensors file of the tensors (of any device and layout) with `facts` and their checksum as its metadata."""
+    # As safetensors orders them: those of the largest elements first, so that all of them are aligned.
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": dict(sorted({**facts, "sha256": digest(tensors, facts)}.items()))}
+    end = 0
+    for name in names:
+        tensor = tensors[name]
+        if tensor.dtype not in _NAMES:
+            raise TypeError(f"{name}: expected a tensor of {', '.join(_NAMES.values())}, got {tensor.dtype}")
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in names:
+        yield from _pieces(tensors[name])
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
+    """Replaces the file at `path`, without a second copy of the tensors in memory."""
+    write_parts(path, tensor_parts(tensors, facts))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors on the CPU, facts) of a file of `write_tensors`; ValueError for another, or a damaged one."""
+    with _open(path) as file:
+        facts = _facts(path, file)
+        try:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except Exception as error:  # SafetensorError shares no base with the others
+            raise _damaged(path, error) from error
+    if facts.pop("sha256") != digest(tensors, facts):
+        raise ValueError(f"{path}: damaged, its content does not match its checksum")
+    return tensors, facts
+
+
+def read_facts(path: Path) -> dict[str, str]:
+    """The facts alone, without a look at the tensors or the checksum."""
+    with _open(path) as file:
+        facts = _facts(path, file)
+    facts.pop("sha256")
+    return facts
+
+
+def digest(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
+    found = hashlib.sha256()
+    for name in sorted(facts.keys() - {"format", "model"}):  # these two are compared themselves
+        found.update(f"{name} {facts[name]}\n".encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        for piece in _pieces(tensor):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def require_safetensors() -> Any:
+    """The module safetensors; ImportError with the remedy where the `recsys` extra is missing."""
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError("run folders need the package safetensors: pip install 'fastcl[recsys]'") from error
+    return safetensors
+
+
+def _pieces(tensor: Tensor) -> Iterator[memoryview]:
+    """The elements in order, as bytes; copied, a piece at a time, where they are not in that order in the memory."""
+    tensor = tensor.detach().reshape(1) if tensor.ndim == 0 else tensor.detach()
+    if tensor.numel() == 0:
+        return
+    rows = max(1, PIECE // (tensor[0].numel() * tensor.element_size()))
+    for piece in tensor.split(rows):
+        yield memoryview(piece.cpu().contiguous().view(torch.uint8).numpy()).cast("B")
+
+
+def _open(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.parent}: not a whole run folder (no {path.name})")
+    try:
+        return require_safetensors().safe_open(path, "pt")
+    except Exception as error:
+        if isinstance(error, ImportError | OSError):
+            raise
+        raise _damaged(path, error) from error
+
+
+def _facts(path: Path, file: Any) -> dict[str, str]:
+    facts = file.metadata() or {}
+    if "sha256" not in facts:
+        raise ValueError(f"{path}: damaged, or not a file that fastcl saved (it has no checksum)")
+    return dict(facts)
+
+
+def _damaged(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path}: damaged, or not a file that fastcl saved ({error})")
