@@ -89,6 +89,8 @@ def test_seen_items_are_kept_where_asked(table: Path, tmp_path: Path, capsys: py
         (["--user", "nobody"], "nobody"),
         (["--format", "sequence"], ""),
         (["--model", "gru"], "invalid choice"),
+        (["--lr", "0"], "--lr: expected a finite number above 0, got 0.0"),
+        (["--split", "time"], "--at: expected"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(
@@ -104,6 +106,20 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert message in error
     assert len(error.strip().splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("batch", [8, 1000])
+def test_a_learning_rate_that_is_too_high_is_named(
+    batch: int, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # In a batch after the first one, and in the only one, where the scores of the validation are the first to be NaN.
+    settings = ["--set", "dim=16", f"batch={batch}", "max_len=5", "--lr", "1e30", "--epochs", "1"]
+    assert call("train", table, "--model", "sasrec", *COLUMNS, *settings, "-o", tmp_path / "run") == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(
+        "fastcl train: error: loss: expected" if batch == 8 else "fastcl train: error: scores: expected"
+    )
+    assert last.endswith("; try a lower lr than 1e+30")
 
 
 def test_a_bad_row_is_named_with_its_line(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,7 +69,8 @@ def _command(words: list[str]) -> int:
             text = f"--use: {type(error).__name__}: {one_line(str(error))}"
         else:
             text = explain(error, foreign=bool(used))
-            text = _with_options(text, args) if args else text
+            # What is not finite lies in the numbers, even where an option has its name ("loss").
+            text = _with_options(text, args) if args and not isinstance(error, FloatingPointError) else text
         print(f"{args.parser.prog if args else 'fastcl'}: error: {text}", file=sys.stderr)
         return 2
     finally:
@@ -126,7 +127,8 @@ def _with_options(text: str, args: argparse.Namespace) -> str:
             shown = action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest)
             return shown + text[found.end() :]
     model = MODELS.get(getattr(args, "model", ""))
-    return f"--set {text}" if model and name in model.Config.__dataclass_fields__ else text
+    given = getattr(args, "set", [])
+    return f"--set {text}" if model and given and name in model.Config.__dataclass_fields__ else text
 
 
 def _used(argv: Sequence[str]) -> list[str]:

@@ -26,6 +26,10 @@ PROTOCOLS: dict[str, Callable[[np.ndarray], np.ndarray] | None] = {
 _SCORE_BYTES, _DRAW_BYTES = 16, 32
 
 
+class NotNumbers(ValueError):
+    """A scorer's scores are NaN."""
+
+
 def evaluate(
     scorer: Scorer,
     cases: Cases,
@@ -205,7 +209,7 @@ def mask_seen(scores: torch.Tensor, history: Histories, seen: str) -> torch.Tens
     if scores.ndim != 2 or len(scores) != len(history):
         raise ValueError(f"scores: expected [{len(history)}, I+1], one row a history, got {list(scores.shape)}")
     if torch.isnan(scores.amax(1)).any():  # a maximum passes NaN on, and is cheaper than a look at every score
-        raise ValueError("scores: expected numbers, got NaN")
+        raise NotNumbers("scores: expected numbers, got NaN")
     masked = scores.clone(memory_format=torch.contiguous_format)
     masked[:, PAD] = -torch.inf
     if seen == "mask":

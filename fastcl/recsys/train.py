@@ -19,7 +19,7 @@ from torch import Tensor
 from fastcl.recsys import checkpoint, launch, lock, loop, schema, state, writing
 from fastcl.recsys.data import Cases, Split
 from fastcl.recsys.loop import Run
-from fastcl.recsys.metrics import evaluate
+from fastcl.recsys.metrics import NotNumbers, evaluate
 from fastcl.recsys.models import Model
 from fastcl.recsys.modelstate import aliases, distinct
 from fastcl.recsys.starting import alike_facts, begin, check_unchanged, enough_memory, own_random_state, reserve
@@ -289,7 +289,10 @@ def _validate(run: Run) -> dict[str, float]:
     part = Cases(valid.user[rows], valid.history.take(rows), valid.target[rows])
     sums = torch.zeros(len(state.METRICS) + 1, device="cpu", dtype=torch.float64)
     if len(rows) or launch.count() == 1:
-        scores = evaluate(run.model.eval(), part, counts=run.split.counts, seen=run.settings.seen)
+        try:
+            scores = evaluate(run.model.eval(), part, counts=run.split.counts, seen=run.settings.seen)
+        except NotNumbers as error:  # a step too long at the end of the epoch, which no loss has seen
+            raise FloatingPointError(f"{error}, in validation; try a lower lr than {run.settings.lr}") from error
         if launch.count() == 1:
             return {name: scores[name] for name in state.METRICS}
         means = [1.0, *(scores[name] for name in state.METRICS)]
