@@ -60,15 +60,16 @@ def test_all_bad_rows_are_named_and_counted(folder: Path, capsys: pytest.Capture
     assert not document["readable"]
     assert document["dropped"] == {
         "missing item id": 1,
+        "missing item id (null)": 1,
         "wrong number of fields": 1,
         "unreadable time": 1,
         "time not finite": 1,
         "undecodable bytes": 1,
     }
     assert [fault.rpartition("log.csv:")[2].partition(":")[0] for fault in document["faults"]] == [
-        "56", "57", "58", "59", "62"
+        "56", "57", "58", "59", "60"
     ]  # fmt: skip
-    assert (document["rows"], document["look_missing"], document["blank_lines"]) == (56, 1, 1)
+    assert (document["rows"], document["look_missing"], document["blank_lines"]) == (55, 0, 1)
     assert document["cut_short"]
     assert len(captured.err.strip().splitlines()) == 1
     assert "log.csv:56: empty item id; --on-error skip drops them" in captured.err
@@ -79,6 +80,9 @@ def test_all_bad_rows_are_named_and_counted(folder: Path, capsys: pytest.Capture
     assert "is the file whole?" in text
     assert call("data", "check", "log.csv", *NAMES, "--encoding", "latin-1", "--on-error", "skip", "--json") == 0
     assert "undecodable bytes" not in json.loads(capsys.readouterr().out)["dropped"]
+    assert call("data", "check", "log.csv", *NAMES, "--on-error", "skip", "--missing", "", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["rows"], document["look_missing"]) == (56, 1)
 
 
 @pytest.mark.parametrize(

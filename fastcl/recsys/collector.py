@@ -1,11 +1,10 @@
-"""What every reader of interactions shares: the options, and the collector that numbers ids and gathers rows.
+"""What every reader of interactions shares: the collector that numbers ids and gathers rows.
 
 A bad row is refused by name, or dropped and counted where that was asked for; nothing here parses, guesses or repairs.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -14,12 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fastcl.recsys.data_report import Tally
-from fastcl.recsys.options import one_of
-from fastcl.recsys.times import Clock
-
-ON_ERROR = ("raise", "skip")
-REPEATS = ("keep", "first")
-_MISSING_WORDS = frozenset({"nan", "null", "none", "<na>", "nat"})
+from fastcl.recsys.formats import Options
+from fastcl.recsys.times import MISSING_WORDS, Clock
 
 
 class Fault(NamedTuple):
@@ -28,38 +23,6 @@ class Fault(NamedTuple):
     place: int
     reason: str
     message: str
-
-
-@dataclass(frozen=True)
-class Options:
-    """The reading options of `Interactions.read`, checked."""
-
-    user: str = "user"
-    item: str = "item"
-    time: str | None = "time"
-    format: str | None = None
-    encoding: str = "utf-8"
-    quote: str = '"'
-    on_error: str = "raise"
-    repeats: str = "keep"
-
-    def __post_init__(self) -> None:
-        named = [self.user, self.item, *([self.time] if self.time else [])]
-        for option, name in zip(("user", "item", "time"), named, strict=False):
-            if not isinstance(name, str):
-                raise TypeError(f"{option}: expected a column name, got {name!r}")
-        if "" in named or len(set(named)) < len(named):
-            raise ValueError(f"user, item, time: expected different column names, got {', '.join(map(repr, named))}")
-        try:
-            io.TextIOWrapper(io.BytesIO(), encoding=self.encoding)
-        except LookupError:
-            raise ValueError(
-                f"encoding: expected a text encoding such as utf-8 or latin-1, got {self.encoding!r}"
-            ) from None
-        one_of(ON_ERROR, "on_error", self.on_error)
-        one_of(REPEATS, "repeats", self.repeats)
-        if self.quote not in ("", '"', "'"):
-            raise ValueError(f"quote: expected a quote character or '' for none, got {self.quote!r}")
 
 
 @dataclass
@@ -82,12 +45,13 @@ class Collector:
     """Takes rows piece by piece, refuses or drops the bad ones, and numbers the ids of the others."""
 
     timed: bool
-    on_error: str
+    options: Options
     tally: Tally = field(default_factory=Tally)
     part: int = 0
 
     def __post_init__(self) -> None:
-        self._clock = Clock()
+        self._clock = Clock(self.options.time_format)
+        self._words = self.options.missing_words
         self._where: Callable[[int], str] = str
         self._numbers: tuple[dict[str, int], dict[str, int]] = ({}, {})
         self._columns: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
@@ -115,13 +79,12 @@ class Collector:
         self.tally.rows_read += len(users) + len(faults)
         fresh = [set(names).difference(known) for names, known in zip((users, items), self._numbers, strict=True)]
         for what, names, new in zip(("user", "item"), (users, items), fresh, strict=True):
-            blank = {name for name in new if not name or name.isspace()}
-            if blank:
-                fault = f"missing {what} id", f"empty {what} id"
-                bad |= {k: fault for k, name in enumerate(names) if name in blank}
+            none = {name: _no_id(what, name) for name in new if not name.strip() or name.strip() in self._words}
+            if none:
+                bad |= {k: none[name] for k, name in enumerate(names) if name in none}
         for place, reason, message in sorted([*faults, *(Fault(places[k], *fault) for k, fault in bad.items())]):
             text = f"{self._where(place)}: {message}"
-            if self.on_error == "raise":
+            if self.options.on_error == "raise":
                 raise ValueError(text)
             self.tally.drop(reason, text)
         if bad:
@@ -135,7 +98,7 @@ class Collector:
         ):
             for name in dict.fromkeys(names) if new else ():
                 if name in new:
-                    if name.lower() in _MISSING_WORDS:
+                    if name.strip() in MISSING_WORDS:
                         missing.add(len(number))
                     number[name] = len(number)
             column.append(np.fromiter(map(number.__getitem__, names), np.int64, len(names)))
@@ -161,6 +124,14 @@ class Collector:
     def _because(self) -> str:
         dropped = sum(self.tally.dropped.values())
         return f", all {dropped:,} rows are bad ({self.tally.faults[0]}, ...)" if dropped else ""
+
+
+def _no_id(what: str, name: str) -> tuple[str, str]:
+    if not name.strip():
+        return f"missing {what} id", f"empty {what} id"
+    word = name.strip()
+    fault = f"{what} id {word!r} stands for a missing value; missing=() (--missing \"\") where it is an id"
+    return f"missing {what} id ({word})", fault
 
 
 class Reader(NamedTuple):

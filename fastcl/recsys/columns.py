@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from fastcl.recsys.collector import Collector, Fault, Options, Reader
+from fastcl.recsys.collector import Collector, Fault, Reader
+from fastcl.recsys.formats import Form, Options, refuse_unused
 from fastcl.recsys.header import column_of
 from fastcl.recsys.times import EXACT
 
@@ -27,8 +28,9 @@ _NARROW = ("float16", "float32", "halffloat", "float", "bfloat16")  # "float" is
 
 def reader(table: Any, options: Options) -> Reader:
     """The reader of a table; its columns are looked up here, its rows are not read."""
-    if options.format is not None:
-        raise ValueError(f"format: a table in memory has none, got {options.format!r}")
+    of_files = {name: (getattr(options, name), field.default) for name, field in Form.__dataclass_fields__.items()}
+    del of_files["missing"]
+    refuse_unused(of_files, "a table in memory has none")
     named = {"user": options.user, "item": options.item, **({"time": options.time} if options.time else {})}
     table = collected(table, list(named.values()))
     arrays = {option: column(table, option, name) for option, name in named.items()}
@@ -37,6 +39,8 @@ def reader(table: Any, options: Options) -> Reader:
         raise ValueError(f"source: expected columns of one length, got {', '.join(map(str, lengths))}")
     for option, array in arrays.items():
         refuse_narrow(array, option)
+    if options.time_format is not None and arrays["time"].dtype != object:
+        raise ValueError(f"time_format: expected a column of texts, got one of {arrays['time'].dtype}")
     return Reader("time" in arrays, partial(_read, arrays))
 
 

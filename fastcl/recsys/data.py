@@ -10,9 +10,9 @@ from typing import Any
 
 from fastcl.recsys.containers import PAD, Cases, Feature, Histories, Items, Scorer, Split
 from fastcl.recsys.data_report import DataReport, SplitReport
-from fastcl.recsys.features import read_columns
 from fastcl.recsys.interactions import Interactions
 from fastcl.recsys.splits import LeakageWarning
+from fastcl.recsys.textfiles import read_columns
 
 __all__ = [
     "PAD",
@@ -52,7 +52,7 @@ def bundled(name: str) -> Interactions:
             f"repository, for which `pip install -e .` makes bundled:{name} known. bundled:purchases is here"
         )
     data = Interactions.read(folder / log_file, **columns)
-    table = read_columns(folder / item_file, "csv")
+    table = read_columns(folder / item_file)
     row = {item: k for k, item in enumerate(next(iter(table.values())))}
     order = [row[item] for item in data.items.ids]
     titles, features = describe({column: [cells[k] for k in order] for column, cells in table.items()})

@@ -50,9 +50,10 @@ class DataReport:
         with the one before, so that ties="input" or "random" decides which one is the test target.
     repeats: rows whose user had the item before. duplicates: those of them that repeat the time too.
     short_users: users with fewer than 3 rows (they only train in "last-one"). longest, median_length: rows a user.
+        longest_user: who has the most.
     unsorted: rows that stand in the source behind a later row of their user.
-    look_missing: rows whose user or item is the text nan, null or none, kept as ids. spaced_ids: distinct ids that
-        begin or end with a space.
+    look_missing: rows whose user or item is a word for a missing value (NA, null, ...), kept as an id because
+        `missing` says so. spaced_ids: distinct ids that begin or end with a space.
     rounded_times: times with digits that are not kept (below the microsecond of a date, whole numbers beyond 2**53
         beside fractions). odd_times: those before 1980 or from 2100 on in the guessed unit: placeholders, or times of
         another unit are.
@@ -80,6 +81,7 @@ class DataReport:
     repeats: int
     short_users: int
     longest: int
+    longest_user: str
     median_length: float
     unsorted: int
     look_missing: int
@@ -120,7 +122,7 @@ class DataReport:
             (self.odd_times, "times are not between 1980 and 2100: placeholders, or of another unit"),
             (self.rounded_times, "times have more digits than are kept (those of dates still decide the order)"),
             (self.unsorted, "rows stood behind a later row of their user (sorted now)"),
-            (self.look_missing, "rows have a user or item named nan, null or none (kept: text is text)"),
+            (self.look_missing, "rows have a user or item that is a word for a missing value (kept as asked)"),
             (self.spaced_ids, "ids begin or end with a space (kept: text is text)"),
             (self.blank_lines, "blank lines"),
             (self.feature_rows_unused, "items of the feature file are not in the log"),
@@ -133,6 +135,9 @@ class DataReport:
                     f"  its {self.ungrouped[name]:,} values group no items: if it is their title, --title {name}; to "
                     f"leave it out, --feature-columns with the others (title, feature_columns in Python)"
                 )
+        if self.users > 2 and 2 * self.longest > self.rows:
+            share = f"{self.longest:,} of {self.rows:,} rows"
+            lines.append(f"user {self.longest_user!r} has {share}: a word for a missing value?")
         if self.cut_short:
             lines.append("the last line has no line end: is the file whole?")
         lines += [f"dropped {count:,} of {self.rows_read:,}: {reason}" for reason, count in self.dropped.items()]
@@ -181,6 +186,7 @@ def describe(
         repeats=int(again.sum()),
         short_users=int((lengths < 3).sum()),
         longest=int(lengths.max()),
+        longest_user=users[int(lengths.argmax())],
         median_length=float(np.median(lengths)),
         unsorted=unsorted,
         look_missing=look_missing,

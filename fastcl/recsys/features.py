@@ -10,26 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fastcl.recsys import columns
-from fastcl.recsys.collector import Options
 from fastcl.recsys.containers import Feature, Items
-from fastcl.recsys.header import column_of
-from fastcl.recsys.textfiles import DELIMITERS, format_of, open_table, open_text, pieces
+from fastcl.recsys.formats import Form, dialect_of
+from fastcl.recsys.header import column_of, say
+from fastcl.recsys.textfiles import read_columns
 
 Cell = str | list[str]  # of a feature; a list holds several values
-
-
-def read_columns(path: Path, format: str, encoding: str = "utf-8", quote: str = '"') -> dict[str, list[str]]:
-    """All columns of a table file, by name. Raises ValueError "FILE:LINE: what" at the first bad row."""
-    with open_text(path, encoding) as (text, _):
-        header, first, dialect = open_table(path, format, Options(encoding=encoding, quote=quote), text)
-        cells: list[list[str]] = [[] for _ in header]
-        for piece in pieces(text, first, len(header), dialect, encoding):
-            if piece.faults:
-                line, _, message = min(piece.faults)
-                raise ValueError(f"{path}:{line}: {message}")
-            for column, more in zip(cells, piece.columns, strict=True):
-                column += more
-    return dict(zip(header, cells, strict=True))
 
 
 def join(
@@ -40,48 +26,49 @@ def join(
     columns_of: Sequence[str] | None,
     separator: str,
     title: str | None,
-    encoding: str,
-    quote: str,
+    form: Form,
+    prefix: str,
 ) -> tuple[Items, int]:
     """The items with the titles and features of `source`, and how many of its items the log does not have.
 
     source: a table file or table in memory with a column `item`. columns_of: the features; None: every other column.
-    Items without a row have no values. Raises ValueError where an item has two rows.
+    form: how a file is written; prefix: of the options that say so, in messages. Items without a row have no values.
+    Raises ValueError where an item has two rows.
     """  # fmt: skip
-    table, where = _table(source, item, encoding, quote)
-    ids = [str(cell) for cell in table[list(table)[column_of(where, list(table), "item_features", item)]]]
+    table, where = _table(source, item, form, prefix)
+    ids = [str(cell) for cell in table[list(table)[column_of(where, list(table), "item_features", item, prefix)]]]
     row = dict(zip(ids, range(len(ids)), strict=True))
     if len(row) < len(ids):
         twice = next(name for k, name in enumerate(ids) if row[name] != k)
         raise ValueError(f"{where}: expected one row an item, got several of {twice!r}")
     names = [name for name in table if name not in (item, title)] if columns_of is None else list(columns_of)
     for name in (*names, *([title] if title else [])):
-        column_of(where, list(table), "item_features", name)
+        column_of(where, list(table), "item_features", name, prefix)
     at = [row.get(name) for name in items.ids]
 
     def cells(name: str) -> list[Cell]:
         return ["" if k is None else table[name][k] for k in at]
 
     made = {
-        name: Feature.from_labels([_values(cell, separator) for cell in cells(name)]) for name in names
-    }  # fmt: skip
+        name: Feature.from_labels([_values(cell, separator, form.missing_words) for cell in cells(name)])
+        for name in names
+    }
     titles = tuple(map(str, cells(title))) if title else items.titles
     return Items(items.ids, titles, {**items.features, **made}), len(row.keys() - set(items.ids))
 
 
-def _values(cell: Cell, separator: str) -> list[str]:
+def _values(cell: Cell, separator: str, missing: frozenset[str]) -> list[str]:
     values = cell if isinstance(cell, list) else cell.split(separator) if separator else [cell]
-    return list(dict.fromkeys(value.strip() for value in values if value.strip()))
+    return list(dict.fromkeys(value for value in map(str.strip, values) if value and value not in missing))
 
 
-def _table(source: Any, item: str, encoding: str, quote: str) -> tuple[Mapping[str, Sequence[Cell]], str]:
+def _table(source: Any, item: str, form: Form, prefix: str) -> tuple[Mapping[str, Sequence[Cell]], str]:
     if isinstance(source, str | Path):
         path = Path(source)
-        # RecBole's .item has the typed header of its .inter.
-        kind = "inter" if path.suffix == ".item" else format_of(path, None)
-        if kind not in DELIMITERS:
-            raise ValueError(f"item_features: expected a table, got {source} (a sequence file)")
-        return read_columns(path, kind, encoding, quote), str(path)
+        if dialect_of(path, form, prefix).delimiter is None:
+            hint = f"name its format, such as {say(prefix + 'format', 'csv')}"
+            raise ValueError(f"item_features: expected a table, got {source} (a sequence file): {hint}")
+        return read_columns(path, form, prefix), str(path)
     source = columns.collected(source)
     names = [str(name) for name in columns.names(source)]
     found: dict[str, Sequence[Cell]] = {}

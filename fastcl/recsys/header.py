@@ -6,16 +6,14 @@ Every refusal says what the file has, and what was probably meant.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+import re
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 _ATOMIC_TYPES = ("token", "float", "token_seq", "float_seq")
-_SEPARATORS = {",": 'format="csv"', "\t": 'format="tsv"', ";": 'format="semicolon"'}
-
-
-def plain(path: Path, header: list[str]) -> list[str]:
-    """The names as they are."""
-    return header
+_FORMATS = {",": "csv", "\t": "tsv", ";": "semicolon"}
+_SEPARATORS = ("\t", "::", "|", ";", ",")  # the rarer in ids, the earlier
 
 
 def atomic(path: Path, header: list[str]) -> list[str]:
@@ -27,28 +25,60 @@ def atomic(path: Path, header: list[str]) -> list[str]:
     return [cell.rpartition(":")[0] for cell in header]
 
 
-HEADERS: dict[str, Callable[[Path, list[str]], list[str]]] = {
-    "csv": plain, "tsv": plain, "semicolon": plain, "inter": atomic,
-}  # fmt: skip
+def say(option: str, value: str) -> str:
+    """An option with its value, as Python and the command line write it.
+
+    >>> print(say("item_format", "tsv"))
+    item_format="tsv" (--item-format tsv)
+    """
+    shown = repr(value) if '"' in value or "\\" in repr(value) else f'"{value}"'
+    word = "$'\\t'" if value == "\t" else shlex.quote(value)
+    return f"{option}={shown} (--{option.replace('_', '-')} {word})"
 
 
-def column_of(where: Path | str, header: Sequence[str], option: str, name: str) -> int:
+def separator_of(line: str) -> str | None:
+    """What most likely stands between the fields of a line: the sign that occurs most often outside quotes, or spaces;
+    None where it is one word.
+
+    >>> separator_of("1::1193::5"), separator_of('"a;b";"c,d"'), separator_of("1 2 3"), separator_of("word")
+    ('::', ';', ' ', None)
+    """
+    bare = re.sub(r'"[^"]*"', "", line.strip())
+    found = max(_SEPARATORS, key=bare.count)
+    return found if found in bare else " " if len(line.split()) > 1 else None
+
+
+def named(separator: str, prefix: str = "") -> str:
+    """The option that names a separator."""
+    if separator in _FORMATS:
+        return say(f"{prefix}format", _FORMATS[separator])
+    return say(f"{prefix}delimiter", separator)
+
+
+def are_names(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
+    """Whether the fields of a first line look like column names: none is a number, and the fields below one all are."""
+    if not others or any(map(_is_number, first)):
+        return False
+    below = zip(*(row for row in others if len(row) == len(first)), strict=True)
+    return any(all(map(_is_number, column)) for column in below)
+
+
+def column_of(where: Path | str, header: Sequence[str], option: str, name: str, prefix: str = "") -> int:
     """The position of the column `name`; ValueError that helps where there is none, or several."""
     if header.count(name) == 1:
         return header.index(name)
     if name in header:
         raise ValueError(f"{where}: {option} column {name!r} appears {header.count(name)} times")
     found = ", ".join(map(repr, header))
-    if len(header) == 1:
-        separators = [format for sign, format in _SEPARATORS.items() if sign in header[0]]
-        if separators:
-            raise ValueError(
-                f"{where}: no {option} column {name!r}; the only column is {found}: other separator ({separators[0]})?"
-            )
-    if any(map(_looks_like_data, header)):
+    separator = separator_of(header[0]) if len(header) == 1 else None
+    if separator is not None:
+        hint = f"the only column is {found}: other separator ({named(separator, prefix)})?"
+        raise ValueError(f"{where}: no {option} column {name!r}; {hint}")
+    if any(map(_is_number, header)):
+        columns = say(f"{prefix}columns", ",".join(["user", "item", "time", "_"][: len(header)]))
         raise ValueError(
             f"{where}: no {option} column {name!r}; the first line looks like data ({found}): "
-            "expected a line of column names first"
+            f"expected a line of column names first, or the columns by position ({columns})"
         )
     lower = {column.lower(): column for column in reversed(header)}
     near = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.5)]
@@ -57,7 +87,7 @@ def column_of(where: Path | str, header: Sequence[str], option: str, name: str) 
     raise ValueError(f"{where}: no {option} column {name!r}; the file has {found}{hint}{omit}")
 
 
-def _looks_like_data(cell: str) -> bool:
+def _is_number(cell: str) -> bool:
     try:
         float(cell)
     except ValueError:

@@ -3,17 +3,24 @@ train, validation and test."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fastcl.recsys import features, splits
-from fastcl.recsys.collector import Log, Options
+from fastcl.recsys.collector import Log
 from fastcl.recsys.containers import Histories, Items, Split
 from fastcl.recsys.data_report import DataReport, describe
+from fastcl.recsys.formats import Form, Options, refuse_unused
 from fastcl.recsys.reading import Source, read_log
+
+# What says how item features are read, with the defaults.
+OF_ITEMS: dict[str, Any] = {
+    "feature_columns": None, "separator": "|", "title": None, "item_format": None, "item_delimiter": None,
+    "item_columns": None, "item_encoding": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,60 +47,74 @@ class Interactions:
         item: str = "item",
         time: str | None = "time",
         format: str | None = None,
+        delimiter: str | None = None,
+        columns: Sequence[str] | None = None,
         encoding: str = "utf-8",
         quote: str = '"',
+        time_format: str | None = None,
+        missing: Sequence[str] | None = None,
         on_error: str = "raise",
         repeats: str = "keep",
         item_features: Source | None = None,
         feature_columns: Sequence[str] | None = None,
         separator: str = "|",
         title: str | None = None,
+        item_format: str | None = None,
+        item_delimiter: str | None = None,
+        item_columns: Sequence[str] | None = None,
+        item_encoding: str | None = None,
     ) -> Interactions:
         """Reads a log; users and items are numbered in order of first appearance.
 
         Args:
             source: a table file (.csv, .tsv, RecBole's .inter) or sequence file (.txt: `user item item ...`, oldest
-                first), plain, .gz or .xz; or a data frame, or a mapping of column names to columns.
+                first), plain or compressed (gzip, xz, bzip2; zstd from Python 3.14 on), or a pipe; or a data frame
+                (pandas, polars, pyarrow), or a mapping of column names to columns.
             user, item, time: column names; time None or "" takes the order of the rows as the order in time. For an
                 .inter file the defaults are user_id, item_id and timestamp, without their types.
-            format: "csv", "tsv", "semicolon" (;), "inter" or "sequence"; None goes by the file's name.
-            encoding: of text files; a byte order mark is skipped in UTF-8.
+            format: "csv", "tsv", "semicolon" (;), "inter" or "sequence"; None goes by the file's name. A .txt file
+                that looks like a table is refused until its format is named.
+            delimiter: what stands between the fields of a table, of one or more characters ("::", "|"); " " is any run
+                of spaces and tabs. None goes by the format; Excel's first line `sep=;` is followed.
+            columns: the column names by position for a table without a line of them, "_" for one to skip.
+            encoding: of text files; a byte order mark is skipped.
             quote: the character around fields that hold separators or line ends; "" takes quotes as plain text. Inside
-                an unquoted field a quote is a character like any other. An .inter file has no quoting.
+                an unquoted field a quote is a character like any other. Fields of an .inter file, and those between
+                spaces or a delimiter of several characters, have no quoting.
+            time_format: of strptime ("%d.%m.%Y %H:%M"), for dates that are not ISO.
+            missing: words that stand for no value as an id or a feature; None: NA, N/A, null, None, nan, \\N, - and the
+                like (`fastcl.recsys.times.MISSING_WORDS`), () none of them.
             on_error: "raise" refuses the first bad row, "skip" drops bad rows and counts them in `report`. Bad are: a
-                wrong number of fields, an empty id, a time that is missing, not finite or unreadable, undecodable
-                bytes, a quote that is not closed, an id that is neither text nor a number.
+                wrong number of fields, an id that is empty or such a word, a time that is missing, not finite or
+                unreadable, undecodable bytes, a quote that is not closed, an id that is neither text nor a whole
+                number, a float of 2**53 or more as an id.
             repeats: "keep" all rows, or only the "first" of each user and item.
             item_features: a table with one row an item (the column `item`), of which every column, or each of
                 feature_columns, becomes a categorical feature; cells may hold several values behind `separator`.
             title: the column of item_features with titles.
+            item_format, item_delimiter, item_columns, item_encoding: how item_features is written, where it differs
+                from what its name tells; the encoding is else that of the log.
 
-        Ids are text and stay text: "01" and "1" are two items, 1 and 1.0 in a data frame are "1". Times are numbers in
-        any unit, kept as they are (int64 where all are whole, else float64), or ISO dates, which become Unix seconds
-        (UTC where no zone is given). Equal times keep the order of the source.
+        Ids are text and stay text, spaces around them included: "01" and "1" are two items, 1 and 1.0 in a data frame
+        are "1". Times are numbers in any unit, kept as they are (int64 where all are whole, else float64), or dates,
+        which become Unix seconds (UTC where no zone is given) to the microsecond; digits below it decide the order and
+        are counted. Equal times keep the order of the source.
 
-        Raises ValueError: a bad option (before anything is read), a missing column, an empty source, or a bad row, as
-        "FILE:LINE: what"; TypeError: an option or a source of a wrong type.
+        Raises ValueError: a bad option (before anything is read), an option that would mean nothing, a missing column,
+        an empty source, or a bad row, as "FILE:LINE: what"; TypeError: an option or a source of a wrong type.
 
         >>> data = Interactions.read({"user": ["a", "a", "b"], "item": [7, 9, 7], "time": [20, 10, 5]})
         >>> data.users, data.items.ids, data.log.item.tolist()
         (('a', 'b'), ('7', '9'), [2, 1, 1])
         """
-        options = Options(user, item, time, format, encoding, quote, on_error, repeats)
-        data, _ = _ordered(read_log([source], options), repeats)
-        return (
-            data
-            if item_features is None
-            else data.with_features(
-                item_features,
-                item=item,
-                feature_columns=feature_columns,
-                separator=separator,
-                title=title,
-                encoding=encoding,
-                quote=quote,
-            )
+        options = Options(
+            format, delimiter, columns, encoding, quote, missing, user, item, time, time_format, on_error, repeats
         )
+        given = (feature_columns, separator, title, item_format, item_delimiter, item_columns, item_encoding)
+        of_items = dict(zip(OF_ITEMS, given, strict=True))
+        featured = _featured(options, item_features, of_items)
+        data, _ = _ordered(read_log([source], options), repeats)
+        return featured(data)
 
     def with_features(
         self,
@@ -103,8 +124,12 @@ class Interactions:
         feature_columns: Sequence[str] | None = None,
         separator: str = "|",
         title: str | None = None,
+        format: str | None = None,
+        delimiter: str | None = None,
+        columns: Sequence[str] | None = None,
         encoding: str = "utf-8",
         quote: str = '"',
+        missing: Sequence[str] | None = None,
     ) -> Interactions:
         """The same log, its items with the features of a table that has one row an item; options as in `read`.
 
@@ -113,9 +138,16 @@ class Interactions:
         >>> data.items.features["tags"].codes.tolist()
         [[0, 0], [0, 0], [1, 2]]
         """
+        form = Form(format, delimiter, columns, encoding, quote, missing)
+        return self._with_features(source, form, "", item, feature_columns, separator, title)
+
+    def _with_features(
+        self, source: Source, form: Form, prefix: str, item: str, columns: Sequence[str] | None, separator: str,
+        title: str | None,
+    ) -> Interactions:  # fmt: skip
         items, unused = features.join(
-            self.items, source, item=item, columns_of=feature_columns, separator=separator, title=title,
-            encoding=encoding, quote=quote,
+            self.items, source, item=item, columns_of=columns, separator=separator, title=title, form=form,
+            prefix=prefix,
         )  # fmt: skip
         found = {name: int((feature.codes[1:] > 0).any(1).sum()) for name, feature in items.features.items()}
         report = self.report
@@ -169,15 +201,27 @@ class Interactions:
 
         >>> split = Interactions.presplit("train.csv", "valid.csv", "test.csv", user="uid")  # doctest: +SKIP
         """
-        names = ("feature_columns", "separator", "title")
-        of_features = {name: options.pop(name) for name in names if name in options}
+        of_items = {name: options.pop(name, default) for name, default in OF_ITEMS.items()}
         checked = Options(**options)
+        featured = _featured(checked, item_features, of_items)
         data, part = _ordered(read_log([train, valid, test], checked), checked.repeats)
-        if item_features is not None:
-            shared = {"item": checked.item, "encoding": checked.encoding, "quote": checked.quote}
-            data = data.with_features(item_features, **shared, **of_features)
+        data = featured(data)
         made = splits.from_parts(data.items, data.users, data.log, part, how="files", at=None, ties="input", seed=0)
         return replace(made, data_report=data.report)
+
+
+def _featured(
+    options: Options, source: Source | None, of_items: Mapping[str, Any]
+) -> Callable[[Interactions], Interactions]:
+    """What gives a log its item features; the options of_items, which say how, are checked at once."""
+    if source is None:
+        given = {name: (of_items[name], default) for name, default in OF_ITEMS.items()}
+        refuse_unused(given, "expected item_features (--item-features) with it")
+        return lambda data: data
+    feature_columns, separator, title, format, delimiter, columns, encoding = of_items.values()
+    form = Form(format, delimiter, columns, encoding or options.encoding, options.quote, options.missing)
+    item = options.item
+    return lambda data: data._with_features(source, form, "item_", item, feature_columns, separator, title)
 
 
 def _ordered(log: Log, repeats: str) -> tuple[Interactions, np.ndarray]:

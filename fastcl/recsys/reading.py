@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fastcl.recsys import columns, textfiles
-from fastcl.recsys.collector import Collector, Log, Options
+from fastcl.recsys.collector import Collector, Log
+from fastcl.recsys.formats import Options
 
 Source = str | Path | Mapping[str, Any] | Any  # the last: a data frame, known by its `columns`
 
@@ -20,7 +21,7 @@ def read_log(sources: Sequence[Source], options: Options) -> Log:
     ]
     if len({reader.timed for reader in readers}) > 1:
         raise ValueError("sources: expected that all have times or none has, got both")
-    collector = Collector(readers[0].timed, options.on_error)
+    collector = Collector(readers[0].timed, options)
     for part, reader in enumerate(readers):
         collector.part = part
         reader.read(collector)

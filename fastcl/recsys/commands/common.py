@@ -2,22 +2,25 @@
 describes, and lists of numbers among the options."""
 
 import argparse
+import os
+import stat
 from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
 from fastcl.recsys import schema
-from fastcl.recsys.collector import Options
 from fastcl.recsys.data import Interactions, Split, bundled
+from fastcl.recsys.formats import FORMATS, Options
+from fastcl.recsys.interactions import OF_ITEMS
 from fastcl.recsys.merging import merge
 from fastcl.recsys.options import at_least
 from fastcl.recsys.splits import HOW, TIES
-from fastcl.recsys.textfiles import FORMATS
 
 BUNDLED = "bundled:"
-_READ = ("user", "item", "time", "format", "encoding", "quote", "on_error", "repeats")
-_FEATURES = ("item_features", "feature_columns", "separator", "title")
+PIPE = "pipe:"  # in front of a path that was read and cannot be read again
+_READ = tuple(field.name for field in fields(Options))
+_FEATURES = ("item_features", *OF_ITEMS)
+_STDIN = "/dev/stdin"
 FILES = ("path", "valid", "test", "item_features")
 
 
@@ -26,20 +29,37 @@ def add_read_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option(
         "file",
-        help="table (.csv, .tsv, .inter) or sequences (.txt), also .gz, .xz; or bundled:movies, bundled:purchases",
+        help="table (.csv, .tsv, .inter) or sequences (.txt), also .gz, .xz, .bz2; - is a pipe on stdin; or "
+        "bundled:movies, bundled:purchases",
     )
     for column in ("user", "item", "time"):
         more = '; "" where the rows are in time order' if column == "time" else ""
         option(f"--{column}", default=column, metavar="COLUMN", help=f"its column (default: {column}{more})")
     option("--format", choices=FORMATS, help="where the file's name does not tell")
+    option("--delimiter", metavar="TEXT", type=_delimiter, help="between fields: '::', '|', '\\t', ' ' (any spaces)")
+    option("--columns", metavar="NAMES", type=_words, help="of a file without a line of names: user,item,_,time")
     option("--encoding", default="utf-8", help="of the file, such as latin-1 (default: %(default)s)")
     option("--quote", default='"', metavar="CHAR", help='around fields; "" where quotes mean nothing (default: ")')
+    option("--time-format", metavar="FORMAT", help="of dates that are not ISO, as of strptime: '%%d.%%m.%%Y %%H:%%M'")
+    option("--missing", metavar="WORDS", type=_words, help='that are no ids: NA,0; or "" (default: NA, null and more)')
     option("--on-error", choices=("raise", "skip"), default="raise", help="refuse a bad row, or drop and count it")
     option("--repeats", choices=("keep", "first"), default="keep", help="of an item of a user: all, or the first row")
     option("--item-features", metavar="FILE", help="table with one row an item: its other columns become features")
     option("--feature-columns", nargs="+", metavar="COLUMN", help="which of them (default: all)")
     option("--separator", default="|", metavar="CHAR", help="between several values of a feature (default: |)")
     option("--title", metavar="COLUMN", help="column of the item features that holds titles")
+    option("--item-format", choices=FORMATS, help="of the item features, where their file's name does not tell")
+    option("--item-delimiter", metavar="TEXT", type=_delimiter, help="as --delimiter")
+    option("--item-columns", metavar="NAMES", type=_words, help="as --columns")
+    option("--item-encoding", metavar="NAME", help="(default: as --encoding)")
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",") if text else []
+
+
+def _delimiter(text: str) -> str:
+    return text.replace("\\t", "\t")
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
@@ -57,13 +77,38 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
 def data_of(args: argparse.Namespace) -> dict[str, Any]:
     """config.json's "data" of the options, with absolute paths."""
     if args.file.startswith(BUNDLED):
-        for name, default in {**asdict(Options()), "item_features": None, "valid": None, "test": None}.items():
+        defaults = {field.name: field.default for field in fields(Options)}
+        for name, default in {**defaults, **OF_ITEMS, "item_features": None, "valid": None, "test": None}.items():
             if getattr(args, name, default) != default:
                 raise ValueError(f"--{name.replace('_', '-')}: expected none with {args.file}, which is read as it is")
         return {"path": args.file}
     data = {"path": args.file, **{name: getattr(args, name) for name in (*_READ, *_FEATURES)}}
     data |= {name: getattr(args, name) for name in ("valid", "test") if getattr(args, name, None)}
-    return data | {name: str(Path(data[name]).resolve()) for name in FILES if data.get(name)}
+    # Links are not followed: those of /dev/stdin and /dev/fd lead to pipes, which have no other name.
+    paths = {name: _STDIN if data[name] == "-" else data[name] for name in FILES if data.get(name)}
+    return data | {name: os.path.abspath(path) for name, path in paths.items()}
+
+
+def lasting(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The same "data" for a config.json: what was a pipe is marked, since it cannot be read again."""
+    return {**data, **{name: f"{PIPE}{data[name]}" for name in FILES if data.get(name) and _is_pipe(data[name])}}
+
+
+def _is_pipe(path: str) -> bool:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:  # bundled:NAME, or a file that is gone by now
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _refuse_pipes(data: Mapping[str, Any]) -> None:
+    for name in FILES:
+        path = data.get(name) or ""
+        if path.startswith(PIPE):
+            what = "data" if name == "path" else name
+            hint = "expected a file that holds the same: --data FILE" if name == "path" else "expected a file"
+            raise FileNotFoundError(f"{what}: was read from the pipe {path.removeprefix(PIPE)}, which is gone; {hint}")
 
 
 def split_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -78,6 +123,7 @@ def split_of(args: argparse.Namespace) -> dict[str, Any]:
 def read_data(data: dict[str, Any]) -> Interactions:
     """The log that config.json's "data" describes: its path (or bundled:NAME) and how to read it."""
     path = checked_data(data)["path"]
+    _refuse_pipes(data)
     if path.startswith(BUNDLED):
         return bundled(path.removeprefix(BUNDLED))
     return Interactions.read(path, **_options(data))
@@ -98,6 +144,7 @@ def read_split(config: Mapping[str, Any]) -> Split:
     if config.get("data") is None:
         raise ValueError("split: expected the data of the run, which its config.json does not name, got None")
     data = checked_data(config["data"])
+    _refuse_pipes(data)
     if data.get("valid"):
         return Interactions.presplit(data["path"], data["valid"], data["test"], **_options(data))
     how = {} if config.get("split") is None else config["split"]
@@ -112,8 +159,8 @@ def checked_data(data: Any) -> dict[str, Any]:
     schema.fits(data, dict[str, Any], where)
     if not data.get("path"):
         raise ValueError(f"{where}: expected a path, got none")
-    for names, function in ((_READ, Options), (_FEATURES[1:], Interactions.with_features)):
-        schema.keys_fit({name: data[name] for name in names if name in data}, function, where, skip=("self",))
+    given = {name: data[name] for name in (*_READ, *OF_ITEMS) if name in data}
+    schema.keys_fit(given, Interactions.read, where, skip=("cls", "source"))
     for name in FILES:
         schema.fits(data.get(name), str | None, f"{where}: {name}")
     return dict(data)

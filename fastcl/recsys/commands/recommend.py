@@ -4,6 +4,7 @@ import argparse
 import csv
 import io
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -116,7 +117,10 @@ def _histories(args: argparse.Namespace, config: dict[str, Any]) -> Interactions
 
 
 def _fields(text: str) -> list[str]:
-    return [part.strip() for part in next(csv.reader([text], skipinitialspace=True), []) if part.strip()]
+    """The parts between commas: without the spaces around them, unless they stand in quotes."""
+    parts = re.findall(r'\s*"((?:[^"]|"")*)"\s*(?:,|$)|([^,]+)', text)
+    found = [(quoted.replace('""', '"') if quoted else bare.strip()) for quoted, bare in parts]
+    return [part for part in found if part]
 
 
 def _number(text: str) -> float:

@@ -190,9 +190,10 @@ def read_split_of(folder: Path, config: Mapping[str, Any], path: str | Path | No
     try:
         return read_split({**config, "data": data})
     except FileNotFoundError as error:
-        missing = error.filename or data["path"]
+        if error.filename is None:
+            raise  # it says itself what is not there: a pipe, or a bundled set
         raise FileNotFoundError(
-            f"{missing}: the data of {folder} is not there; --data FILE says where it is"
+            f"{error.filename}: the data of {folder} is not there; --data FILE says where it is"
         ) from error
 
 

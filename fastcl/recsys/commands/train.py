@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcl.recsys import checkpoint, launch, lock
-from fastcl.recsys.commands.common import add_data_options, data_of, read_split, split_of, whole_numbers
+from fastcl.recsys.commands.common import add_data_options, data_of, lasting, read_split, split_of, whole_numbers
 from fastcl.recsys.metrics import SEEN
 from fastcl.recsys.models import MODELS
 from fastcl.recsys.options import parse_settings
@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> None:
             settings = [Settings(args.epochs, lr, seed=seed, **{n: getattr(args, n) for n in names}) for seed in seeds]
             _check_free(out, folders, args.force)
             split = read_split(record)
+            record["data"] = lasting(record["data"])
         if "time_cuts" in model_class.Config.__dataclass_fields__ and split.train.time is None:
             options.setdefault("time_cuts", ())
         if launch.leads():
