@@ -20,10 +20,10 @@ from torch.autograd.function import Function
 
 from fastcl import ops
 from fastcl.fallback import compute_dtype
-from fastcl.negatives import Evicted, NegativeQueue
+from fastcl.negatives import Columns, Evicted, NegativeQueue
 from fastcl.normalize import normalized_together
 from fastcl.ring import Group, RingLse, own_ids, padded, sizes_of
-from fastcl.rows import Queue, Rows, check_batch, check_weight, inverse, reduced
+from fastcl.rows import Queue, Rows, check_batch, check_weight, columns_of, inverse, reduced
 
 Loss = Callable[..., Tensor]
 
@@ -98,9 +98,10 @@ def row_ids(count: int, group: Group = None, device: torch.device | str = "cpu")
 class _Anonymous(NamedTuple):
     """A queue whose ids are not looked at."""
 
-    keys: Tensor
-    log_q: Tensor | None
-    ids: None = None
+    queue: Any
+
+    def columns(self, corrected: bool) -> Columns:
+        return columns_of(self.queue, corrected)._replace(ids=None)
 
 
 def _both_directions(one: Loss) -> Loss:
@@ -166,7 +167,7 @@ def gathered(loss: Loss, group: Group = None) -> Loss:
         positive_key: Tensor,
         *,
         reduction: str = "mean",
-        queue: Queue | None = None,
+        queue: Queue | _Anonymous | None = None,
         ids: Tensor | None = None,
         log_q: Tensor | None = None,
         **options: Any,
@@ -177,7 +178,7 @@ def gathered(loss: Loss, group: Group = None) -> Loss:
         sizes = sizes_of(len(positive_key), positive_key.device, group)
         if ids is None:
             ids = own_ids(sizes, positive_key.device, group)
-            queue = None if queue is None else _Anonymous(queue.keys, queue.log_q)
+            queue = None if queue is None else _Anonymous(queue)
         value = loss(
             query,
             positive_key,

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from fastcl.negatives import NegativeQueue
-
 
 @torch.no_grad()
 def momentum_update(target: nn.Module, source: nn.Module, m: float) -> None:
@@ -12,12 +10,12 @@ def momentum_update(target: nn.Module, source: nn.Module, m: float) -> None:
 
     The target starts as `copy.deepcopy(source).requires_grad_(False)` and is updated before it encodes a step's keys,
     which go into a `NegativeQueue`: keys of nearby steps then come from nearly the same encoder. Parameters are mixed,
-    buffers (running means of a BatchNorm) copied. Takes no gradient and leaves none; gradients of source and the
-    optimizer are untouched. Under torch.distributed every rank computes the same.
+    buffers (running means of a BatchNorm, a queue) copied. Takes no gradient and leaves none; gradients of source and
+    the optimizer are untouched. Under torch.distributed every rank computes the same.
 
     Args:
         target, source: modules of the same structure: parameters and buffers of the same names and shapes, on the same
-            devices; dtypes may differ. A queue stays outside: ValueError, since it would be copied half.
+            devices; dtypes may differ.
         m: in [0, 1]; 0 copies, 1 changes no parameter.
 
     Errors: TypeError for what is not a module or a number, ValueError for m outside and for another structure.
@@ -35,8 +33,6 @@ def momentum_update(target: nn.Module, source: nn.Module, m: float) -> None:
     for name, module in (("target", target), ("source", source)):
         if not isinstance(module, nn.Module):
             raise TypeError(f"{name}: expected a module, got {type(module).__name__}")
-        if any(isinstance(part, NegativeQueue) for part in module.modules()):
-            raise ValueError(f"{name}: expected encoders only, got a NegativeQueue among its modules")
     if isinstance(m, bool) or not isinstance(m, (int, float)):
         raise TypeError(f"m: expected a number, got {type(m).__name__}")
     if not 0 <= m <= 1:

@@ -1,23 +1,94 @@
-"""NegativeQueue: a ring buffer of encoded keys that serve as negatives. It computes no loss and no gradient."""
+"""NegativeQueue: a ring buffer of encoded keys that serve as negatives. It computes no loss and no gradient.
 
-from typing import NamedTuple
+Nothing about a queue is kept in Python numbers: who copies, sends, shares or captures its tensors has all of it. Where
+the tensors are at hand (on the CPU, outside compiled code) the counters are read, and losses see the filled slots.
+Elsewhere a number could only be had by waiting, or would be a constant of a graph: losses then see every slot, and the
+log q of an empty one takes it out of their sums.
+"""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-# The id of an entry pushed without one; no other id may take this value.
-NO_ID = torch.iinfo(torch.int64).min
-_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+from fastcl.queue_state import (
+    EMPTY,
+    FLOATS,
+    NAMES,
+    NO_ID,
+    Counters,
+    State,
+    empty,
+    fitted,
+    found,
+    leftover,
+    seal_after,
+)
+
+_HEAD, _SIZE, _SEAL = (Counters._fields.index(name) for name in ("head", "size", "seal"))
 
 
-class Evicted(NamedTuple):
-    """Entries of a queue, oldest first: what a push drove out, or a copy of the newest ones. `ids` and `log_q` are None
-    where the queue holds none.
+class Columns(NamedTuple):
+    """What a loss reads of a queue."""
+
+    keys: Tensor  # [M, D]
+    ids: Tensor | None  # [M]
+    log_q: Tensor | None  # [M]
+    held: Tensor | None = None  # [], how many of the M are entries; the others' log q is inf. None: all
+
+
+def _at_hand(counters: Tensor) -> bool:
+    return not torch.compiler.is_compiling() and counters.is_cpu and type(counters) is Tensor
+
+
+class Evicted:
+    """Entries of a queue, oldest first: what a push drove out, or a copy of the newest ones. A loss takes them in a
+    queue's place. `ids` and `log_q` are None where the queue holds none.
+
+    How many there are is a number on the queue's device: reading keys, ids, log_q or the length waits for a GPU, giving
+    them to a loss does not.
     """
 
-    keys: Tensor  # [E, D]
-    ids: Tensor | None  # [E]
-    log_q: Tensor | None  # [E]
+    def __init__(self, rows: State, source: "NegativeQueue") -> None:
+        self._rows = rows  # the entries are the last `size` of them
+        self._source = source
+
+    def _entries(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        keys, ids, log_q, counters = self._rows
+        numbers = Counters(*counters.tolist())
+        first = keys.shape[0] - numbers.size
+        return keys[first:], ids[first:] if numbers.has_ids else None, log_q[first:] if numbers.has_log_q else None
+
+    @property
+    def keys(self) -> Tensor:
+        """[E, D]"""
+        return self._entries()[0]
+
+    @property
+    def ids(self) -> Tensor | None:
+        """[E], int64"""
+        return self._entries()[1]
+
+    @property
+    def log_q(self) -> Tensor | None:
+        """[E], float32"""
+        return self._entries()[2]
+
+    def __iter__(self) -> Iterator[Tensor | None]:
+        return iter(self._entries())
+
+    def __len__(self) -> int:
+        return self.keys.shape[0]
+
+    def columns(self, corrected: bool) -> Columns:
+        """As `NegativeQueue.columns`."""
+        keys, ids, log_q, counters = self._rows
+        if _at_hand(counters):
+            return Columns(*self._entries())
+        self._source._refuse_log_q(corrected)
+        return Columns(keys, ids, log_q, counters[_SIZE])
 
 
 class NegativeQueue(nn.Module):
@@ -25,8 +96,14 @@ class NegativeQueue(nn.Module):
 
     Starts empty: slots that were never filled are no negatives. Losses read the queue and never push; push in the
     training step, after the loss (the batch's own keys are already in it) or before. Pushing between forward and
-    backward changes no gradient, because frozen keys take no part in backward. Everything is in the state dict, as
-    tensors, and restored exactly.
+    backward changes no gradient, because frozen keys take no part in backward.
+
+    All of its state are buffers: copies, state dicts, DistributedDataParallel's broadcasts, shared memory and captured
+    graphs hold the queue whole, and neither a loss nor a push waits for a GPU. `len`, `keys`, `ids` and `log_q` do. A
+    state dict of another capacity is loaded with the newest rows that fit; one that does not fit otherwise raises
+    RuntimeError and leaves the queue as it was. Under torch.compile losses and pushes are one graph for all fillings.
+    An average over several moments (`AveragedModel(use_buffers=True)`) is no queue: reading one raises RuntimeError,
+    and in compiled code and on a GPU its loss is NaN.
 
     MoCo's keys come from a second encoder that follows the first: `fastcl.momentum.momentum_update`. With several
     processes, `fastcl.distributed.push` keeps the ranks' queues alike, and `fastcl.distributed.keep_local` keeps
@@ -45,6 +122,11 @@ class NegativeQueue(nn.Module):
     (3, [[0.0, 1.0]])
     """
 
+    _keys: Tensor
+    _ids: Tensor
+    _log_q: Tensor
+    _counters: Tensor
+
     def __init__(self, capacity: int, dim: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         for name, value in (("capacity", capacity), ("dim", dim)):
@@ -52,20 +134,19 @@ class NegativeQueue(nn.Module):
                 raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
             if value < 1:
                 raise ValueError(f"{name}: expected at least 1, got {value}")
-        if dtype not in _FLOATS:
+        if dtype not in FLOATS:
             raise TypeError(f"dtype: expected float64, float32, bfloat16 or float16, got {dtype}")
-        self.register_buffer("_keys", torch.zeros(capacity, dim, dtype=dtype))
-        self.register_buffer("_ids", torch.full((capacity,), NO_ID))
-        self.register_buffer("_log_q", torch.zeros(capacity))
-        self._keys: Tensor
-        self._ids: Tensor
-        self._log_q: Tensor
-        # Plain numbers, not buffers: reading them on a GPU would wait for it. They travel as the state dict's extra
-        # state.
-        self._head = 0  # where the next key goes; valid rows are always the first `_size`
-        self._size = 0
-        self._has_ids = False
-        self._has_log_q = False
+        for name, buffer in zip(NAMES, empty(capacity, dim, dtype), strict=True):
+            self.register_buffer(name, buffer)
+        # Whether pushes came with log q and without it, as far as this process knows: for refusals where the counters
+        # are not at hand, never for a value.
+        self._with_log_q = self._without_log_q = False
+
+    def reset_parameters(self) -> None:
+        """Empties the queue; the name is the one that module initialisers call after `to_empty`."""
+        for buffer, value in zip(self._state(), (0.0, NO_ID, EMPTY, 0), strict=True):
+            buffer.fill_(value)
+        self._with_log_q = self._without_log_q = False
 
     @property
     def capacity(self) -> int:
@@ -76,98 +157,193 @@ class NegativeQueue(nn.Module):
         return self._keys.shape[1]
 
     def __len__(self) -> int:
-        return self._size
+        return self._numbers().size
 
     @property
     def keys(self) -> Tensor:
-        """[len, D], a view of the valid rows in no particular order."""
-        return self._keys[: self._size]
+        """[len, D], a view of the filled slots in no particular order."""
+        return self._keys[: self._numbers().size]
 
     @property
     def ids(self) -> Tensor | None:
         """[len], int64, a view; None until a push brought ids. Entries without one hold `NO_ID` and match nothing."""
-        return self._ids[: self._size] if self._has_ids else None
+        numbers = self._numbers()
+        return self._ids[: numbers.size] if numbers.has_ids else None
 
     @property
     def log_q(self) -> Tensor | None:
         """[len], float32, a view; None until a push brought log sampling probabilities. Entries without one hold 0."""
-        return self._log_q[: self._size] if self._has_log_q else None
+        numbers = self._numbers()
+        return self._log_q[: numbers.size] if numbers.has_log_q else None
+
+    def columns(self, corrected: bool) -> Columns:
+        """What a loss reads: the entries where the counters are at hand, else every slot. corrected: whether the loss
+        has a log q for its positives; ValueError where the queue's slots say otherwise and the counters do not tell.
+        """
+        if _at_hand(self._counters):
+            numbers = self._numbers()
+            keys, ids, log_q = (buffer[: numbers.size] for buffer in (self._keys, self._ids, self._log_q))
+            return Columns(keys, ids if numbers.has_ids else None, log_q if numbers.has_log_q else None)
+        self._refuse_log_q(corrected)
+        return Columns(self._keys, self._ids, self._whole_log_q(), self._counters[_SIZE])
 
     @torch.no_grad()
     def push(self, keys: Tensor, ids: Tensor | None = None, log_q: Tensor | None = None) -> Evicted:
         """Appends keys [B, D] (any B, also above the capacity), ids [B] (int64) and log_q [B]; returns what fell out.
 
-        Of a batch larger than the capacity the first keys pass straight through and are returned among the evicted.
+        Of a batch larger than the capacity the first keys pass straight through and are returned among the evicted. An
+        argument may be a view of the queue's own rows. TypeError and ValueError leave the queue as it was.
         """
         self._check(keys, ids, log_q)
-        self._has_ids |= ids is not None
-        self._has_log_q |= log_q is not None
-        new_ids = self._ids.new_full((len(keys),), NO_ID) if ids is None else ids
-        new_log_q = self._log_q.new_zeros(len(keys)) if log_q is None else log_q
-        through = max(0, len(keys) - self.capacity)
-        out = max(0, self._size + len(keys) - self.capacity) - through
-        first = (self._head - self._size) % self.capacity
-        evicted = [
-            torch.cat([*_ring(buffer, first, out), new[:through].to(buffer)])
-            for buffer, new in ((self._keys, keys), (self._ids, new_ids), (self._log_q, new_log_q))
+        counters = self._counters
+        if _at_hand(counters):
+            self._numbers()  # refuses what is no queue
+        count, capacity = keys.shape[0], self.capacity
+        new = [
+            buffer.new_full((count,), missing) if given is None else given.detach().to(buffer, copy=True)
+            for buffer, given, missing in ((self._keys, keys, 0.0), (self._ids, ids, NO_ID), (self._log_q, log_q, 0.0))
         ]
-        for buffer, new in ((self._keys, keys), (self._ids, new_ids), (self._log_q, new_log_q)):
-            start = 0
-            for part in _ring(buffer, self._head, len(keys) - through):
-                part.copy_(new[through + start : through + start + len(part)])
-                start += len(part)
-        self._head = (self._head + len(keys) - through) % self.capacity
-        self._size = min(self.capacity, self._size + len(keys))
-        return Evicted(evicted[0], evicted[1] if self._has_ids else None, evicted[2] if self._has_log_q else None)
+        # From here on nothing is refused.
+        kept = min(count, capacity)
+        head, size, has_ids, has_log_q, seal, square = counters.unbind()
+        slots = (head + torch.arange(kept, device=counters.device)) % capacity
+        # Free slots come first among those to be written, then the oldest entries.
+        evicted = [buffer.index_select(0, slots) for buffer in (self._keys, self._ids, self._whole_log_q())]
+        if count > kept:
+            evicted = [torch.cat([old, x[: count - kept]]) for old, x in zip(evicted, new, strict=True)]
+        has_ids = has_ids if ids is None else torch.ones_like(has_ids)
+        has_log_q = has_log_q if log_q is None else torch.ones_like(has_log_q)
+        left = torch.stack([head, (size + count - capacity).clamp(min=0), has_ids, has_log_q, seal, square])
+        follows = seal_after(seal)
+        after = torch.stack([
+            (head + kept) % capacity, (size + count).clamp(max=capacity), has_ids, has_log_q,
+            follows, follows * follows + (square - seal * seal),  # what is no queue does not become one
+        ])  # fmt: skip
+        for buffer, x in zip((self._keys, self._ids, self._log_q), new, strict=True):
+            buffer.index_copy_(0, slots, x[count - kept :])
+        counters.copy_(after)
+        if log_q is not None:
+            self._with_log_q = True
+        else:
+            self._without_log_q = True
+        return Evicted(State(evicted[0], evicted[1], evicted[2], left), self)
 
+    @torch.no_grad()
     def newest(self, count: int) -> Evicted:
         """Copies of the newest `count` entries, of all where there are fewer: losses take them in a queue's place."""
         if isinstance(count, bool) or not isinstance(count, int):
             raise TypeError(f"count: expected an int, got {type(count).__name__}")
         if count < 0:
             raise ValueError(f"count: expected at least 0, got {count}")
-        count = min(count, self._size)
-        first = (self._head - count) % self.capacity
-        keys, ids, log_q = (
-            torch.cat([buffer[:0], *_ring(buffer, first, count)]) for buffer in (self._keys, self._ids, self._log_q)
-        )
-        return Evicted(keys, ids if self._has_ids else None, log_q if self._has_log_q else None)
+        counters = self._counters
+        if _at_hand(counters):
+            self._numbers()
+        count = min(count, self.capacity)
+        slots = (counters[_HEAD] - count + torch.arange(count, device=counters.device)) % self.capacity
+        held = counters.clone()
+        held[_SIZE].clamp_(max=count)
+        keys, ids, log_q = (x.index_select(0, slots) for x in (self._keys, self._ids, self._whole_log_q()))
+        return Evicted(State(keys, ids, log_q, held), self)
+
+    def _state(self) -> State:
+        return State(self._keys, self._ids, self._log_q, self._counters)
+
+    def _numbers(self) -> Counters:
+        numbers = Counters(*self._counters.tolist())
+        if not (numbers.whole() and numbers.fit(self.capacity)):
+            raise RuntimeError(
+                "queue: expected what pushes leave behind, got an average or memory never written "
+                "(AveragedModel(use_buffers=True) mixes rows and ids of several moments, to_empty() fills nothing); "
+                "load a queue's state dict or call reset_parameters()"
+            )
+        return numbers
+
+    def _whole_log_q(self) -> Tensor:
+        """log q of every slot; NaN where the queue is none and that could not be said."""
+        if _at_hand(self._counters):
+            return self._log_q
+        seal, square = self._counters[_SEAL:].unbind()
+        return torch.where(seal * seal == square, self._log_q, torch.nan)
+
+    def _refuse_log_q(self, corrected: bool) -> None:
+        """What rows.py refuses by the columns themselves where they are at hand."""
+        # In this order a program that does it right never reads what changes, which would be a graph each.
+        lacks = corrected and self._without_log_q and not self._with_log_q
+        if lacks or (not corrected and self._with_log_q):
+            raise ValueError(
+                "log_q: expected for the positive and every source of negatives, or for none, got it for some"
+            )
 
     def _check(self, keys: Tensor, ids: Tensor | None, log_q: Tensor | None) -> None:
         if not isinstance(keys, Tensor) or not keys.is_floating_point():
             raise TypeError(f"keys: expected a floating tensor, got {getattr(keys, 'dtype', type(keys).__name__)}")
         if keys.dim() != 2 or keys.shape[1] != self.dim:
             raise ValueError(f"keys: expected shape [*, {self.dim}], got {list(keys.shape)}")
+        rows = keys.shape[0]
         if ids is not None:
             if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
                 raise TypeError(f"ids: expected an int64 tensor, got {getattr(ids, 'dtype', type(ids).__name__)}")
-            if ids.shape != (len(keys),):
-                raise ValueError(f"ids: expected shape [{len(keys)}], got {list(ids.shape)}")
+            if ids.shape != (rows,):
+                raise ValueError(f"ids: expected shape [{rows}], got {list(ids.shape)}")
         if log_q is not None:
             if not isinstance(log_q, Tensor) or not log_q.is_floating_point():
                 raise TypeError(
                     f"log_q: expected a floating tensor, got {getattr(log_q, 'dtype', type(log_q).__name__)}"
                 )
-            if log_q.shape != (len(keys),):
-                raise ValueError(f"log_q: expected shape [{len(keys)}], got {list(log_q.shape)}")
+            if log_q.shape != (rows,):
+                raise ValueError(f"log_q: expected shape [{rows}], got {list(log_q.shape)}")
+        for name, t in (("keys", keys), ("ids", ids), ("log_q", log_q)):
+            if t is not None and t.layout != torch.strided:
+                raise TypeError(f"{name}: expected a dense tensor, got layout {t.layout}")
+            if t is not None and t.is_meta and not self._keys.is_meta:
+                raise ValueError(f"{name}: expected a device with content, got meta")
 
-    def get_extra_state(self) -> Tensor:
-        return torch.tensor([self._head, self._size, self._has_ids, self._has_log_q], dtype=torch.int64)
+    def _apply(self, fn: Any, recurse: bool = True) -> "NegativeQueue":
+        log_q, counters = self._log_q, self._counters
+        super()._apply(fn, recurse)
+        if self._log_q.dtype != torch.float32:
+            self._log_q = log_q.to(self._log_q.device)  # float32 whatever the keys are converted to
+        moved = self._counters
+        if moved is counters or moved.is_meta or type(moved) is not Tensor:
+            return self
+        if counters.is_meta or not torch.equal(counters.to(moved.device), moved):
+            self.reset_parameters()  # to_empty carries nothing over
+        return self
 
-    def set_extra_state(self, state: Tensor) -> None:
-        head, size, has_ids, has_log_q = state.tolist()
-        if not (0 <= head < self.capacity and 0 <= size <= self.capacity):
-            raise ValueError(
-                f"queue state: expected head and size within capacity {self.capacity}, got {head} and {size}"
-            )
-        self._head, self._size, self._has_ids, self._has_log_q = head, size, bool(has_ids), bool(has_log_q)
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        for hook in self._load_state_dict_pre_hooks.values():
+            hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        entries = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+        held, missing = found(entries)
+        missing_keys += [prefix + name for name in missing]
+        unexpected_keys += [prefix + name for name in leftover(entries)]
+        if missing:
+            return  # a part of a state is none
+        try:
+            state, numbers = fitted(held, self.capacity, self.dim)
+        except ValueError as error:
+            error_msgs.append(f"{prefix.removesuffix('.') or 'queue'}: {error}")
+            return
+        assign = local_metadata.get("assign_to_params_buffers", False)
+        if self._keys.is_meta and not assign:
+            warnings.warn(f"{prefix}: a queue on the meta device takes a state by assign=True only", stacklevel=2)
+        for name, buffer, value in zip(NAMES, self._state(), state, strict=True):
+            if assign:
+                setattr(self, name, value)
+            else:
+                buffer.copy_(value)
+        self._with_log_q = bool(numbers and numbers.has_log_q)
+        self._without_log_q = bool(numbers and numbers.size and not numbers.has_log_q)
 
     def extra_repr(self) -> str:
-        return f"capacity={self.capacity}, dim={self.dim}, len={self._size}, dtype={self._keys.dtype}"
-
-
-def _ring(buffer: Tensor, start: int, count: int) -> list[Tensor]:
-    """Views of `count` slots (at most all) from `start` on, in ring order: one piece, or two where they wrap."""
-    first = min(count, len(buffer) - start)
-    pieces = [buffer[start : start + first], buffer[: count - first]]
-    return [piece for piece in pieces if len(piece)]
+        held = f"len={Counters(*self._counters.tolist()).size}, " if _at_hand(self._counters) else ""
+        return f"capacity={self.capacity}, dim={self.dim}, {held}dtype={self._keys.dtype}"

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fastcl.fallback import compute_dtype, no_autocast
+from fastcl.negatives import Columns
 from fastcl.ops import Expected, _functorch_active, contrast
 
 # Private, but present in every torch this package supports: modes that trace see every operation, and answer for it.
@@ -21,7 +22,7 @@ _modes_active = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 
 
 class Queue(Protocol):
-    """What a loss reads of a queue; `fastcl.NegativeQueue` is one."""
+    """What a loss reads of a queue; `fastcl.NegativeQueue` is one, which also has `columns`, where empty slots show."""
 
     @property
     def keys(self) -> Tensor: ...
@@ -72,6 +73,16 @@ class _Segment(NamedTuple):
     ids: Tensor | None  # [M]
     log_q: Tensor | None  # [M]
     own: bool = False
+    held: Tensor | None = None  # [], how many of the M are negatives, where some are empty slots of a queue
+
+    def size(self) -> int | Tensor:
+        return self.keys.shape[0] if self.held is None else self.held
+
+
+def columns_of(queue: Queue, corrected: bool) -> Columns:
+    """corrected: whether the positives have a log q."""
+    read = getattr(queue, "columns", None)
+    return Columns(queue.keys, queue.ids, queue.log_q) if read is None else read(corrected)
 
 
 def _segments(positive_key: Tensor, given: Negatives) -> list[_Segment]:
@@ -81,7 +92,8 @@ def _segments(positive_key: Tensor, given: Negatives) -> list[_Segment]:
     if given.keys is not None and given.keys.dim() == 2:
         segments.append(_Segment(given.keys, given.key_ids, given.key_log_q))
     if given.queue is not None:
-        segments.append(_Segment(given.queue.keys.detach(), given.queue.ids, given.queue.log_q))
+        keys, ids, log_q, held = columns_of(given.queue, given.log_q is not None)
+        segments.append(_Segment(keys.detach(), ids, log_q, held=held))
     return segments
 
 
@@ -141,7 +153,7 @@ def rows_of(
         pos = (query.to(dtype) * positive_key.to(dtype)).sum(-1) * scale
     if given.log_q is not None:
         pos = pos - given.log_q.to(pos)
-    sizes = [segment.keys.shape[0] for segment in segments]
+    sizes = [segment.size() for segment in segments]
     return Rows(
         pos,
         lse,
@@ -183,7 +195,7 @@ def logaddexp(a: Tensor, b: Tensor) -> Tensor:
 def _count(
     n: int,
     matches: list[tuple[Tensor | None, Tensor | None]],
-    sizes: list[int],
+    sizes: list[int | Tensor],
     private: Tensor | None,
     given: Negatives,
     device: torch.device,
@@ -335,7 +347,7 @@ def _check_options(given: Negatives, segments: list[_Segment], n: int, device: t
     if given.key_ids is not None and given.ids is None:
         raise ValueError("ids: expected the ids of the positives to compare negative_ids with, got None")
     corrected = [given.log_q is not None]
-    corrected += [s.log_q is not None for s in segments if s.keys.shape[0]]
+    corrected += [s.log_q is not None for s in segments if s.held is None and s.keys.shape[0]]
     corrected += [given.key_log_q is not None] if given.keys is not None and given.keys.dim() == 3 else []
     if any(corrected) and not all(corrected):
         raise ValueError("log_q: expected for the positive and every source of negatives, or for none, got it for some")

@@ -99,9 +99,9 @@ def test_compile_with_inductor_a_learning_temperature_and_a_queue() -> None:
     torch._dynamo.reset()
     module = fastcl.nn.InfoNCE(temperature=torch.nn.Parameter(torch.tensor(0.2)))
     queue = fastcl.NegativeQueue(16, 4)
-    queue.push(_views(5, dtype=torch.float32, seed=3)[0])
     compiled = torch.compile(module, fullgraph=True)
     for n in (5, 8, 6):
+        queue.push(_views(5, dtype=torch.float32, seed=3)[0])
         a, b = _views(n, dtype=torch.float32)
         expected, found = (call(a, b, queue=queue, in_batch=True) for call in (module, compiled))
         torch.testing.assert_close(found, expected)

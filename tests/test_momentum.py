@@ -70,7 +70,11 @@ def test_takes_no_gradient_and_leaves_none() -> None:
         ({"m": float("nan")}, ValueError, "m: .*nan"),
         ({"source": nn.Linear(3, 4, bias=False)}, ValueError, "target: expected the parameters of source.*bias"),
         ({"source": nn.Linear(2, 4)}, ValueError, r"target: expected weight of shape \[4, 2\], got \[4, 3\]"),
-        ({"target": nn.Sequential(fastcl.NegativeQueue(3, 2))}, ValueError, "target.*NegativeQueue"),
+        (
+            {name: nn.Sequential(fastcl.NegativeQueue(n, 2)) for name, n in (("target", 3), ("source", 4))},
+            ValueError,
+            r"target: expected 0._keys of shape \[4, 2\], got \[3, 2\]",
+        ),
     ],
     ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
 )
@@ -86,3 +90,12 @@ def test_another_set_of_buffers_changes_nothing() -> None:
     with pytest.raises(ValueError, match="target: expected the buffers of source.*extra"):
         momentum_update(target, source, 0.9)
     assert torch.equal(target.weight, before)
+
+
+def test_a_queue_is_copied_whole() -> None:
+    target, source = (nn.ModuleDict({"encode": nn.Linear(2, 2), "queue": fastcl.NegativeQueue(3, 2)}) for _ in range(2))
+    target["queue"].push(torch.ones(3, 2), torch.arange(3))
+    source["queue"].push(torch.tensor([[5.0, 6.0]]), torch.tensor([9]))
+    momentum_update(target, source, 0.9)
+    assert target["queue"].keys.tolist() == [[5.0, 6.0]]
+    assert target["queue"].ids.tolist() == [9]

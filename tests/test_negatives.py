@@ -13,90 +13,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from list_queue import ListQueue, assert_equal_to_model, keys_of, push_both
 from torch import Tensor
 
 import fastcl
-
-Entry = tuple[float, "int | None", "float | None"]
 
 PUSHES = st.lists(st.tuples(st.integers(0, 16), st.booleans(), st.booleans()), max_size=12)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-class ListQueue:
-    """The model: a list of (key number, id, log q), oldest first, that drops from the front."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity, self.entries = capacity, list[Entry]()
-        self.has_ids = self.has_log_q = False
-
-    def push(self, entries: list[Entry]) -> list[Entry]:
-        self.entries += entries
-        split = max(0, len(self.entries) - self.capacity)
-        evicted, self.entries = self.entries[:split], self.entries[split:]
-        return evicted
-
-
-def _keys(numbers: list[float], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Three features a key, all made from its number, so that a torn row shows."""
-    return torch.tensor([[x, -x, 2 * x] for x in numbers], dtype=dtype).reshape(len(numbers), 3)
-
-
-def _batch(first: int, size: int, with_ids: bool, with_log_q: bool) -> tuple[list[Entry], dict[str, Any]]:
-    numbers = list(range(first, first + size))
-    entries = [(float(x), 100 + x if with_ids else None, -x / 8 if with_log_q else None) for x in numbers]
-    arguments: dict[str, Any] = {"keys": _keys([float(x) for x in numbers])}
-    if with_ids:
-        arguments["ids"] = torch.tensor([100 + x for x in numbers], dtype=torch.int64)
-    if with_log_q:
-        arguments["log_q"] = torch.tensor([-x / 8 for x in numbers])
-    return entries, arguments
-
-
-def _assert_rows(
-    entries: list[Entry], keys: Tensor, ids: Tensor | None, log_q: Tensor | None, model: ListQueue, ordered: bool
-) -> None:
-    order = torch.arange(len(entries)) if ordered else keys[:, 0].argsort()
-    assert torch.equal(keys[order], _keys([x for x, _, _ in entries], keys.dtype))
-    assert (ids is not None) == model.has_ids
-    assert (log_q is not None) == model.has_log_q
-    if ids is not None:
-        assert ids.dtype == torch.int64
-        found = ids[order].tolist()
-        assert [i for i in found if i >= 0] == [e[1] for e in entries if e[1] is not None]
-        assert [i >= 0 for i in found] == [e[1] is not None for e in entries]
-    if log_q is not None:
-        # Entries pushed without one carry log 1: no correction.
-        assert log_q[order].tolist() == [0.0 if e[2] is None else e[2] for e in entries]
-
-
-def _assert_equal_to_model(queue: fastcl.NegativeQueue, model: ListQueue) -> None:
-    assert len(queue) == len(model.entries)
-    assert len(queue.keys) == len(queue)
-    # Numbers grow with every push, so the model's order, oldest first, is also the sorted one.
-    _assert_rows(model.entries, queue.keys, queue.ids, queue.log_q, model, ordered=False)
-    for count in range(len(model.entries) + 2):
-        newest = model.entries[max(0, len(model.entries) - count) :]
-        _assert_rows(newest, *queue.newest(count), model, ordered=True)
-
-
-def _push(queue: fastcl.NegativeQueue, model: ListQueue, first: int, size: int, ids: bool, log_q: bool) -> None:
-    entries, arguments = _batch(first, size, ids, log_q)
-    evicted = queue.push(**arguments)
-    model.has_ids |= ids
-    model.has_log_q |= log_q
-    expected = model.push(entries)
-    assert isinstance(evicted, fastcl.Evicted)
-    _assert_rows(expected, evicted.keys, evicted.ids, evicted.log_q, model, ordered=True)
-    _assert_equal_to_model(queue, model)
-
-
 def test_newest_are_copies_of_a_number_that_makes_sense() -> None:
     queue = fastcl.NegativeQueue(2, 3)
-    queue.push(_keys([1.0, 2.0]))
+    queue.push(keys_of([1.0, 2.0]))
     copied = queue.newest(2).keys
-    queue.push(_keys([3.0, 4.0]))
-    assert torch.equal(copied, _keys([1.0, 2.0]))
+    queue.push(keys_of([3.0, 4.0]))
+    assert torch.equal(copied, keys_of([1.0, 2.0]))
     with pytest.raises(ValueError, match="count: expected at least 0, got -1"):
         queue.newest(-1)
     with pytest.raises(TypeError, match="count: expected an int, got float"):
@@ -107,10 +38,10 @@ def test_newest_are_copies_of_a_number_that_makes_sense() -> None:
 def test_behaves_like_a_list(capacity: int, pushes: list[tuple[int, bool, bool]]) -> None:
     queue, model = fastcl.NegativeQueue(capacity, 3), ListQueue(capacity)
     assert queue.capacity == capacity
-    _assert_equal_to_model(queue, model)
+    assert_equal_to_model(queue, model)
     first = 0
     for size, ids, log_q in pushes:
-        _push(queue, model, first, size, ids, log_q)
+        push_both(queue, model, first, size, ids, log_q)
         first += size
 
 
@@ -120,43 +51,43 @@ def test_state_dict_restores_exactly_and_continues_alike(
 ) -> None:
     queue, model, first = fastcl.NegativeQueue(capacity, 3), ListQueue(capacity), 0
     for size, ids, log_q in before:
-        _push(queue, model, first, size, ids, log_q)
+        push_both(queue, model, first, size, ids, log_q)
         first += size
     restored = fastcl.NegativeQueue(capacity, 3)
-    restored.push(_keys([-5.0]))  # loading replaces whatever was there
+    restored.push(keys_of([-5.0]))  # loading replaces whatever was there
     state = queue.state_dict()
     assert all(isinstance(x, Tensor) for x in state.values())
     restored.load_state_dict(copy.deepcopy(state))
     other = copy.deepcopy(model)
     assert torch.equal(restored.keys, queue.keys)
-    _assert_equal_to_model(restored, other)
+    assert_equal_to_model(restored, other)
     for size, ids, log_q in after:
-        _push(queue, model, first, size, ids, log_q)
-        _push(restored, other, first, size, ids, log_q)
+        push_both(queue, model, first, size, ids, log_q)
+        push_both(restored, other, first, size, ids, log_q)
         first += size
     assert torch.equal(restored.keys, queue.keys)
 
 
 def test_state_survives_files(tmp_path: Path) -> None:
     queue, model = fastcl.NegativeQueue(4, 3), ListQueue(4)
-    _push(queue, model, 0, 3, True, False)
-    _push(queue, model, 3, 3, False, True)
+    push_both(queue, model, 0, 3, True, False)
+    push_both(queue, model, 3, 3, False, True)
     torch.save(queue.state_dict(), tmp_path / "queue.pt")
     restored = fastcl.NegativeQueue(4, 3)
     restored.load_state_dict(torch.load(tmp_path / "queue.pt", weights_only=True))
-    _assert_equal_to_model(restored, model)
-    _push(restored, copy.deepcopy(model), 6, 3, True, True)
+    assert_equal_to_model(restored, model)
+    push_both(restored, copy.deepcopy(model), 6, 3, True, True)
 
 
 def test_state_survives_safetensors(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch", reason="needs the recsys extra (safetensors)")
     queue, model = fastcl.NegativeQueue(4, 3, torch.bfloat16), ListQueue(4)
-    _push(queue, model, 0, 6, True, False)
+    push_both(queue, model, 0, 6, True, False)
     safetensors.save_file(queue.state_dict(), tmp_path / "queue.safetensors")
     restored = fastcl.NegativeQueue(4, 3, torch.bfloat16)
     restored.load_state_dict(safetensors.load_file(tmp_path / "queue.safetensors"))
-    _assert_equal_to_model(restored, model)
-    _push(restored, model, 6, 3, True, True)
+    assert_equal_to_model(restored, model)
+    push_both(restored, model, 6, 3, True, True)
 
 
 def test_is_part_of_a_model_and_of_its_state() -> None:
@@ -167,26 +98,21 @@ def test_is_part_of_a_model_and_of_its_state() -> None:
             self.queue = fastcl.NegativeQueue(4, 3)
 
     model, twin = Model(), Model()
-    model.queue.push(_keys([1.0, 2.0]))
+    model.queue.push(keys_of([1.0, 2.0]))
     assert len(list(model.parameters())) == 2
     twin.load_state_dict(model.state_dict())
     assert len(twin.queue) == 2
     assert torch.equal(twin.queue.keys, model.queue.keys)
 
 
-def test_loading_another_capacity_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        fastcl.NegativeQueue(5, 3).load_state_dict(fastcl.NegativeQueue(4, 3).state_dict())
-
-
 def test_deepcopy_is_independent() -> None:
     queue, model = fastcl.NegativeQueue(4, 3), ListQueue(4)
-    _push(queue, model, 0, 3, True, True)
+    push_both(queue, model, 0, 3, True, True)
     twin, other = copy.deepcopy(queue), copy.deepcopy(model)
-    _push(queue, model, 3, 3, True, True)
-    _assert_equal_to_model(twin, other)
-    _push(twin, other, 3, 2, False, True)
-    _assert_equal_to_model(queue, model)
+    push_both(queue, model, 3, 3, True, True)
+    assert_equal_to_model(twin, other)
+    push_both(twin, other, 3, 2, False, True)
+    assert_equal_to_model(queue, model)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -203,7 +129,7 @@ def test_keys_are_stored_in_the_queues_type(dtype: torch.dtype, pushed: torch.dt
 def test_module_conversion_keeps_ids() -> None:
     queue = fastcl.NegativeQueue(4, 3)
     ids = torch.tensor([2**53 + 1, 7])
-    queue.push(_keys([1.0, 2.0]), ids)
+    queue.push(keys_of([1.0, 2.0]), ids)
     queue.to(torch.bfloat16)
     assert queue.keys.dtype == torch.bfloat16
     assert queue.ids is not None
@@ -212,7 +138,7 @@ def test_module_conversion_keeps_ids() -> None:
 
 def test_stored_keys_take_no_part_in_any_graph() -> None:
     queue = fastcl.NegativeQueue(2, 3)
-    keys = _keys([1.0, 2.0, 3.0]).requires_grad_()
+    keys = keys_of([1.0, 2.0, 3.0]).requires_grad_()
     evicted = queue.push(keys * 2)
     assert not queue.keys.requires_grad
     assert not evicted.keys.requires_grad
@@ -220,15 +146,15 @@ def test_stored_keys_take_no_part_in_any_graph() -> None:
 
 def test_evicted_rows_are_copies() -> None:
     queue = fastcl.NegativeQueue(2, 3)
-    queue.push(_keys([1.0, 2.0]))
-    evicted = queue.push(_keys([3.0]))
-    queue.push(_keys([4.0, 5.0, 6.0, 7.0]))
-    assert torch.equal(evicted.keys, _keys([1.0]))
+    queue.push(keys_of([1.0, 2.0]))
+    evicted = queue.push(keys_of([3.0]))
+    queue.push(keys_of([4.0, 5.0, 6.0, 7.0]))
+    assert torch.equal(evicted.keys, keys_of([1.0]))
 
 
 def test_reading_makes_no_copy() -> None:
     queue = fastcl.NegativeQueue(4, 3)
-    queue.push(_keys([1.0, 2.0, 3.0]), torch.tensor([1, 2, 3]), torch.zeros(3))
+    queue.push(keys_of([1.0, 2.0, 3.0]), torch.tensor([1, 2, 3]), torch.zeros(3))
     assert queue.keys.data_ptr() == queue.keys.data_ptr() == queue.state_dict()["_keys"].data_ptr()
 
 
@@ -296,7 +222,63 @@ def test_a_refused_push_leaves_the_queue_as_it_was(
     arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     queue, model = fastcl.NegativeQueue(4, 3), ListQueue(4)
-    _push(queue, model, 0, 3, False, False)
+    push_both(queue, model, 0, 3, False, False)
     with pytest.raises(error, match=message):
         queue.push(**{"keys": torch.ones(2, 3), **arguments})
-    _assert_equal_to_model(queue, model)
+    assert_equal_to_model(queue, model)
+
+
+@pytest.mark.parametrize("rows", [slice(1, None), slice(0, None, 2), slice(2, 4), slice(None)], ids=str)
+@pytest.mark.parametrize("filled", [2, 5, 8])
+def test_a_push_of_the_queues_own_rows(rows: slice, filled: int) -> None:
+    queue = fastcl.NegativeQueue(5, 3)
+    queue.push(keys_of([float(x) for x in range(filled)]), torch.arange(filled), -torch.arange(float(filled)))
+    twin = copy.deepcopy(queue)
+    own = queue.keys[rows], queue.ids[rows], queue.log_q[rows]
+    wanted = twin.push(*(x.clone() for x in own))
+    for a, b in zip(queue.push(*own), wanted, strict=True):
+        assert torch.equal(a, b)
+    for name, buffer in queue.named_buffers():
+        assert torch.equal(buffer, twin.get_buffer(name))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        torch.full((3, 3), float("nan")),
+        torch.arange(9.0).reshape(3, 3).T,
+        torch.arange(18.0).reshape(3, 6)[:, ::2],
+        torch.ones(1, 3).expand(3, 3),
+        torch.ones(3, 3, requires_grad=True),
+        torch.ones(0, 3),
+        torch.ones(3, 3, dtype=torch.float8_e4m3fn),
+    ],
+    ids=["NaN", "transposed", "strided", "expanded", "learning", "none", "float8"],
+)
+def test_any_kind_of_keys(keys: Tensor) -> None:
+    queue = fastcl.NegativeQueue(4, 3)
+    queue.push(keys_of([1.0, 2.0]))
+    queue.push(keys)
+    torch.testing.assert_close(queue.newest(len(keys)).keys, keys.detach().float(), equal_nan=True)
+    assert not queue.keys.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"keys": torch.ones(2, 3, device="meta")}, ValueError, "keys: expected a device with content, got meta"),
+        ({"ids": torch.ones(2, device="meta").long()}, ValueError, "ids: expected a device with content, got meta"),
+        ({"keys": torch.ones(2, 3).to_sparse()}, TypeError, "keys: expected a dense tensor.*sparse"),
+        ({"keys": torch.ones(2, 3, dtype=torch.complex64)}, TypeError, "keys.*complex64"),
+    ],
+    ids=["meta", "meta ids", "sparse", "complex"],
+)
+def test_a_refusal_by_kind_leaves_the_queue_as_it_was(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    queue, model = fastcl.NegativeQueue(4, 3), ListQueue(4)
+    push_both(queue, model, 0, 3, False, False)
+    with pytest.raises(error, match=message):
+        queue.push(**{"keys": torch.ones(2, 3), **arguments})
+    assert_equal_to_model(queue, model)
+    assert queue.ids is None

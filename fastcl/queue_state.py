@@ -1,0 +1,136 @@
+"""What a saved queue holds, checked and made to fit a queue of another capacity. No push and no reading of keys here.
+
+A queue's state is four tensors, so that whatever carries tensors carries a queue: keys, ids and log q, which have
+a row a slot, and the counters.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# The id of an entry pushed without one; no other id may take this value.
+NO_ID = torch.iinfo(torch.int64).min
+# The log q of a slot that was never filled: minus that, a logit's bias, takes the column out of a sum.
+EMPTY = torch.inf
+_FORMER = "_extra_state"  # the counters in state dicts of another layout: four numbers, no seal
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+class Counters(NamedTuple):
+    """The counters as numbers. The seal moves with every push, in jumps, and its square stands beside it: in an average
+    over several moments the one is no longer the square of the other.
+    """
+
+    head: int  # where the next key goes; filled slots are always the first `size`
+    size: int
+    has_ids: int
+    has_log_q: int
+    seal: int = 0
+    square: int = 0
+
+    def whole(self) -> bool:
+        return self.seal * self.seal == self.square
+
+    def fit(self, capacity: int) -> bool:
+        """Whether pushes into a queue of this capacity can have led here."""
+        head = self.size if self.size < capacity else self.head
+        return 0 <= self.head < capacity and 0 <= self.size <= capacity and self.head == head
+
+
+class State(NamedTuple):
+    """A queue's buffers without the underscores of their names."""
+
+    keys: Tensor  # [capacity, D]
+    ids: Tensor  # int64 [capacity]
+    log_q: Tensor  # [capacity]
+    counters: Tensor  # int64 [6]
+
+
+NAMES = tuple(f"_{name}" for name in State._fields)
+
+
+def seal_after(seal: Tensor) -> Tensor:
+    """The next number of a linear generator with the period 2^24, whose steps are wide from the first on."""
+    return (seal * 69069 + 5432103) % (1 << 24)
+
+
+def empty(capacity: int, dim: int, dtype: torch.dtype, device: torch.device | None = None) -> State:
+    return State(
+        torch.zeros(capacity, dim, dtype=dtype, device=device),
+        torch.full((capacity,), NO_ID, device=device),
+        torch.full((capacity,), EMPTY, dtype=torch.float32, device=device),
+        torch.zeros(len(Counters._fields), dtype=torch.int64, device=device),
+    )
+
+
+def found(entries: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
+    """Of what a state dict holds for a queue: the state's entries, and the names of those that lack."""
+    held = {name: entries[name] for name in NAMES if name in entries}
+    former = entries.get(_FORMER)
+    if former is not None and NAMES[-1] not in held:
+        held[NAMES[-1]] = former
+    return held, [name for name in NAMES if name not in held]
+
+
+def leftover(entries: Mapping[str, object]) -> list[str]:
+    """The names that belong to no queue."""
+    return [name for name in entries if name not in (*NAMES, _FORMER)]
+
+
+def fitted(entries: Mapping[str, object], capacity: int, dim: int) -> tuple[State, Counters | None]:
+    """The saved state of any capacity as one of `capacity`, which holds the newest rows that fit, and its counters as
+    numbers where it has them; ValueError, which says what was expected and what came, for what is no queue's state.
+    """
+    saved = _checked(entries, capacity, dim)
+    was = saved.keys.shape[0]
+    if saved.counters.is_meta:
+        if was != capacity:
+            raise ValueError(f"expected a state with numbers for another capacity ({was}, here {capacity}), got meta")
+        return saved, None
+    numbers = Counters(*saved.counters.tolist())
+    if not numbers.whole():
+        # An average (see NegativeQueue): carried as it is, so that the rest of its model loads; nobody can read it.
+        if was != capacity:
+            raise ValueError(f"expected a queue of capacity {capacity}, got one of {was} that was averaged")
+        return saved, None
+    if not numbers.fit(was):
+        raise ValueError(f"expected counters of capacity {was}, got head {numbers.head} and size {numbers.size}")
+    count = min(numbers.size, capacity)
+    if was == capacity:
+        first, head = 0, numbers.head  # slots stay where they are, so that what is restored goes on alike
+    else:
+        first, head = numbers.head - count, count % capacity
+    state = empty(capacity, dim, saved.keys.dtype, saved.keys.device)
+    rows = (first + torch.arange(count, device=saved.keys.device)) % was
+    for new, old in zip(state[:3], saved[:3], strict=True):
+        new[:count] = old[rows].to(new)
+    numbers = numbers._replace(head=head, size=count)
+    state.counters.copy_(torch.tensor(numbers, device=saved.keys.device))
+    return state, numbers
+
+
+def _checked(entries: Mapping[str, object], capacity: int, dim: int) -> State:
+    saved: list[Tensor] = []
+    for name in NAMES:
+        value = entries[name]
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name}: expected a tensor, got {type(value).__name__}")
+        saved.append(value)
+    keys, ids, log_q, counters = saved
+    if keys.dim() != 2 or keys.shape[0] < 1 or keys.shape[1] != dim or keys.dtype not in FLOATS:
+        raise ValueError(
+            f"_keys: expected floating keys of {dim} features (here for a capacity of {capacity}), got shape "
+            f"{list(keys.shape)} of {keys.dtype}"
+        )
+    rows = keys.shape[0]
+    for name, value, integer in (("_ids", ids, True), ("_log_q", log_q, False)):
+        if value.shape != (rows,) or (value.dtype != torch.int64 if integer else value.dtype not in FLOATS):
+            kind = "int64" if integer else "floating"
+            raise ValueError(f"{name}: expected {kind} [{rows}], got {value.dtype} {list(value.shape)}")
+    if counters.dtype != torch.int64 or counters.shape not in ((len(Counters._fields),), (4,)):
+        raise ValueError(
+            f"_counters: expected int64 [{len(Counters._fields)}], got {counters.dtype} {list(counters.shape)}"
+        )
+    return State(keys, ids, log_q, counters)
