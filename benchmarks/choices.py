@@ -29,7 +29,7 @@ CASES = 1000  # of the validation cases, the same ones for all variants of a set
 SETS = {
     **{"bundled:movies": "mask", "bundled:purchases": "keep"},
     **{f"amazon/{name}": "mask" for name in ("Office_Products", "Beauty", "Toys_and_Games", "Sports_and_Outdoors")},
-    **{"amazon/Tools_and_Home_Improvement": "mask", "lastfm/LastFM": "mask", "yelp/Yelp": "keep"},
+    **{"amazon/Tools_and_Home_Improvement": "mask", "lastfm/LastFM": "mask"},
 }
 FLOOR = {"decay": (0.6, 0.8, 0.9, 1.0), "steps": (1, 3, 5), "mix": (0.0, 0.3, 1.0, 3.0)}
 SEPARATION = (0.0, 1.0)

@@ -40,12 +40,12 @@ def co_occurrence_oracle(train: list[list[int]], history: list[int], n_items: in
         total = 0.0
         for age, i in enumerate(reversed(history)):
             if users[i] and users[j]:
-                total += 0.8**age * len(users[i] & users[j]) / math.sqrt(len(users[i]) * len(users[j]))
+                total += 0.6**age * len(users[i] & users[j]) / math.sqrt(len(users[i]) * len(users[j]))
             for row in train:
                 for at, item in enumerate(row):
-                    for step in (1, 2, 3):
+                    for step in (1, 2, 3, 4, 5):
                         if item == i and row[at + step : at + step + 1] == [j]:
-                            total += 0.8**age * 0.8 ** (step - 1) / math.sqrt(clicks[i])
+                            total += 0.6**age * 0.6 ** (step - 1) / math.sqrt(clicks[i])
         scores.append(total)
     return scores
 
