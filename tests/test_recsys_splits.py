@@ -5,6 +5,7 @@ Numbers in comments are explained in test_recsys_reading.py.
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,50 @@ def test_a_split_of_nothing_trains_on_everything_and_keeps_the_last_epoch(name: 
         fit(model, split, epochs=3, patience=2, progress=False)
     with pytest.raises(ValueError, match='at: expected none with "none", got 5'):
         data.split("none", at=5)
+
+
+def test_a_command_with_nothing_to_train_on_leaves_an_earlier_run_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, run = tmp_path / "log.csv", tmp_path / "run"
+
+    def train(*more: str) -> int:
+        command = ["train", str(log), "--model", "sasrec", "--epochs", "1", "--set", "dim=8"]
+        return cli.main([*command, "-o", str(run), *more])
+
+    log.write_text("user,item,time\n" + "".join(f"u{u},i{(u + t) % 9},{t}\n" for u in range(20) for t in range(3)))
+    assert train() == 2
+    assert "nothing to train on: expected a train history of at least 2 clicks, got 1" in capsys.readouterr().err
+    assert not (run / "config.json").exists()
+    whole = "user,item,time\n" + "".join(f"u{u},i{(u + t) % 4},{t}\n" for u in range(20) for t in range(9))
+    few = log.read_text()
+    log.write_text(whole)
+    assert train() == 0
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    log.write_text(few)
+    assert train("--force") == 2
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_many_repeated_targets_get_a_note_that_names_the_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, run = tmp_path / "log.csv", str(tmp_path / "run")
+    log.write_text("user,item,time\n" + "".join(f"u{u},i{(u + t) % 4},{t}\n" for u in range(20) for t in range(9)))
+    note = "note: 20 of 20 test targets (100%) are in their user's own history, sure misses under --seen mask; --seen"
+    train = ["train", str(log), "--model", "sasrec", "--epochs", "1", "--set", "dim=8", "-o", run]
+    assert cli.main(train) == 0
+    assert note in capsys.readouterr().err
+    for command in (["evaluate", run], ["compare", run]):
+        assert cli.main(command) == 0
+        assert note in capsys.readouterr().err
+        assert cli.main([*command, "--seen", "keep"]) == 0
+        assert "note" not in capsys.readouterr().err
+    assert cli.main(["evaluate", run, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {result["repeated_targets"] for result in found["results"].values()} == {20}
+    assert cli.main([*train, "--seen", "keep", "--force"]) == 0
+    assert "note" not in capsys.readouterr().err
 
 
 def test_commands_on_a_run_that_was_trained_on_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastcl.recsys import checkpoint, launch, lock
 from fastcl.recsys.commands.common import add_data_options, data_of, lasting, read_split, split_of, whole_numbers
+from fastcl.recsys.commands.runs import repeats, tell
 from fastcl.recsys.metrics import SEEN
 from fastcl.recsys.models import MODELS
 from fastcl.recsys.options import parse_settings
@@ -69,6 +70,7 @@ def run(args: argparse.Namespace) -> None:
             options.setdefault("time_cuts", ())
         if launch.leads():
             print(f"{split.data_report}\n{split.report}", file=sys.stderr)
+            tell([note for note in [repeats(split) if args.seen == "mask" else None] if note])
         record["command"] = shlex.join(sys.argv)
         # All folders before any training: whatever interrupts it, the whole command can be resumed.
         # Of several runs, their folder is locked for a moment too, so that nobody makes a run of it.
