@@ -1,4 +1,5 @@
 # make demo   trains and compares two recommenders on movie ratings (about two minutes)
+# make docs   builds the documentation into build/site
 # make test   checks the style and the types, runs the tests; make check adds the tests that take longer
 # Each sets up .venv on its first run. The other targets are for working on fastcl itself.
 
@@ -13,10 +14,15 @@ CXX_FILES := $(shell find csrc tests benchmarks -name '*.cpp' -o -name '*.h' -o 
 # Folders too, so that a deleted source counts as a change.
 BUILD_INPUTS := setup.py pyproject.toml $(shell find csrc)
 
-.PHONY: demo test check build lint format bench clean
+.PHONY: demo docs test check build lint format bench clean
 
 demo: .venv/fastcl-recsys
 	$(BIN)/fastcl demo --data movies
+
+# -E: pages are generated from the code too, so that nothing of an earlier build may stay.
+docs: .venv/fastcl-docs
+	$(BIN)/python -m sphinx -W --keep-going -q -E -j auto -b html docs build/site
+	@echo "build/site/index.html"
 
 test: lint
 	$(PYTEST)
@@ -30,6 +36,7 @@ lint: .venv/fastcl-test
 	$(BIN)/ruff check
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/mypy
+	$(BIN)/python -m benchmarks.tables --check
 
 format: .venv/fastcl-test
 	$(BIN)/ruff check --fix

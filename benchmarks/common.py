@@ -142,6 +142,11 @@ def report(rows: Sequence[Mapping[str, Any]], note: str) -> str:
     return f"{facts}; {note}\n\n{markdown(rows)}\n"
 
 
+def results(name: str) -> Any:
+    """What the program of that name left in benchmarks/results."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
 def write_text(path: Path, content: str) -> None:
     """Written whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)

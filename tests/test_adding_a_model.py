@@ -1,4 +1,4 @@
-"""docs/adding-a-model.md: its code is taken out and run as a user would, from Python and from the command line."""
+"""docs/contribute/adding-a-model.md: its code is taken out and run as a user would, from Python and from the shell."""
 
 import os
 import re
@@ -13,7 +13,7 @@ import pytest
 from fastcl.recsys import MODELS, Interactions, SASRec, cli, evaluate, fit, load, register
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-PAGE = Path(__file__).parent.parent / "docs" / "adding-a-model.md"
+PAGE = Path(__file__).parent.parent / "docs" / "contribute" / "adding-a-model.md"
 MODEL, USE = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
 
 

@@ -1,4 +1,4 @@
-"""docs/migration.md, row by row: our code there gives the loss and the gradients of the package it replaces.
+"""docs/guide/migration.md, row by row: our code there gives the loss and the gradients of the package it replaces.
 
 Against the package itself where it is small enough to install (the `compat` extra), against its formula otherwise.
 What fastcl's losses are by themselves is tested in the other files.
@@ -21,7 +21,7 @@ import fastcl.nn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "migration.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "guide" / "migration.md"
 N, D = 12, 7
 
 

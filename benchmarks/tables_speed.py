@@ -1,0 +1,220 @@
+"""Tables of what the losses cost, for the documentation: time against other forms, memory, threads, columns, calls.
+
+From contrast-cpu*.json, memory.json, scaling.json, overhead.json and instructions.json. The shapes are those of
+cases.py; how each figure was measured is in the program of the same name, bench_*.py.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+from benchmarks.common import markdown, results
+
+Row = dict[str, Any]
+
+LARGE = ("clrec", "clrec-queue", "moco", "batch", "beauty", "items", "ntxent", "wide", "dcl")
+SMALL = ("small", "tiny", "ntxent-small")
+HALF = ("bf16", "bf16-64", "fp16", "fp16-64")
+MARKED = ("ids", "bias")
+# One row of five is a loss: nobody should have to look for it.
+FRONT = ("moco", "batch", "items", "ntxent", "ntxent-small")
+PEERS = ("chunked", "torch lce", "info-nce", "lightly", "metric-learning")
+# What one row of the table is called, where the name in the results is for those who know the benchmarks.
+WHAT = {"bf16-64": "full softmax, bfloat16", "fp16-64": "full softmax, float16", "ntxent": "NT-Xent"}
+
+
+@cache
+def contrast() -> dict[tuple[str, str], Row]:
+    """(case, pass) -> row at 2 threads. `items` was measured again, in its own run, after a change to its kernel."""
+    rows = results("contrast-cpu")["rows"] + results("contrast-cpu-items")["rows"]
+    return {(row["case"], row["pass"]): row for row in rows}
+
+
+def shape(row: Row) -> str:
+    return " x ".join(f"{size:,}" for size in row["shape"])
+
+
+def over(row: Row, column: str) -> str | None:
+    """A ratio with two decimals; None where it was not compared."""
+    ratio = row["ratios"].get(column)
+    return f"{ratio:.2f}" if isinstance(ratio, float) else None
+
+
+def passes(cases: Sequence[str]) -> list[Row]:
+    return [contrast()[case, which] for case in cases for which in ("forward", "forward+backward")]
+
+
+def named(row: Row) -> Row:
+    which = "forward" if row["pass"] == "forward" else "with backward"
+    return {"N x M x D": shape(row), "loss": WHAT.get(row["case"], row["what"]), "pass": which}
+
+
+def against_torch(cases: Sequence[str]) -> str:
+    """Milliseconds of ours, and how many times longer the others take."""
+    return markdown(
+        [
+            named(row)
+            | {
+                "fastcl, ms": row["ms"],
+                "fastcl / bare products": over(row, "products"),
+                "eager / fastcl": over(row, "reference"),
+                "torch.compile / fastcl": over(row, "compile"),
+            }
+            for row in passes(cases)
+        ]
+    )
+
+
+def against_others(cases: Sequence[str]) -> str:
+    columns = {
+        "leanest eager": "lean",
+        "leanest, compiled": "lean compile",
+        "chunked by hand": "chunked",
+        "torch's linear_cross_entropy": "torch lce",
+        "info-nce-pytorch": "info-nce",
+        "lightly": "lightly",
+    }
+    return markdown([named(row) | {head: over(row, name) for head, name in columns.items()} for row in passes(cases)])
+
+
+def half() -> str:
+    return markdown(
+        [
+            named(row)
+            | {
+                "fastcl, ms": row["ms"],
+                "over our float32": over(row, "plain"),
+                "eager / fastcl": over(row, "reference"),
+                "torch.compile / fastcl": over(row, "compile"),
+            }
+            for row in passes((*HALF, *MARKED))
+        ]
+    )
+
+
+def front() -> str:
+    """Five rows with backward, one of them a loss."""
+    return markdown(
+        [
+            {
+                "loss and shape (N x M x D)": f"{WHAT.get(case, row['what'])}, {shape(row)}",
+                "fastcl": f"{row['ms']:.1f} ms",
+                "eager PyTorch": f"{over(row, 'reference')} x",
+                "torch.compile": f"{over(row, 'compile')} x",
+            }
+            for case, row in ((case, contrast()[case, "forward+backward"]) for case in FRONT)
+        ]
+    )
+
+
+def losing() -> str:
+    """Every comparison in which another form takes less time than ours; the bare products are no loss and stay out."""
+    label = {"reference": "eager", "lean": "leanest eager", "compile": "torch.compile of eager"}
+    label |= {"lean compile": "torch.compile of the leanest eager"}
+    rows = [
+        named(row) | {"faster": label.get(column, column), "its share of our time": f"{ratio:.2f}"}
+        for row in passes((*LARGE, *SMALL, *HALF, *MARKED))
+        for column, ratio in row["ratios"].items()
+        if column not in ("products", "plain") and isinstance(ratio, float) and ratio < 1
+    ]
+    return markdown(rows)
+
+
+def variant(name: str) -> str:
+    """Another run of bench_contrast: one thread, or another instruction set."""
+    return markdown(
+        [
+            named(row)
+            | {"fastcl, ms": row["ms"], "fastcl / bare products": over(row, "products")}
+            | {"eager / fastcl": over(row, "reference"), "torch.compile / fastcl": over(row, "compile")}
+            for row in results(name)["rows"]
+        ]
+    )
+
+
+def machine(name: str = "contrast-cpu") -> str:
+    found = results(name)
+    facts = found["machine"]
+    times = f", medians of {found['repeats']} alternating runs" if "repeats" in found else ""
+    isa = {"amx": "AMX", "avx512": "AVX-512", "avx2": "AVX2"}[facts["isa"]]
+    cores = f"{facts['cores']} cores, {isa} kernels"
+    return f"{facts['processor'].replace('(R)', '')}, {cores}, torch {facts['torch']}{times}"
+
+
+def memory() -> str:
+    columns = ("fastcl", "reference", "lean", "compile", "chunked", "torch lce")
+    heads = ("fastcl", "eager", "leanest eager", "torch.compile", "chunked by hand", "torch's linear_cross_entropy")
+    rows = [row for row in results("memory")["rows"] if row["threads"] == 2]
+    return markdown(
+        [
+            {"N x M x D": row["N x M x D"], "loss": row["what"]}
+            | {f"{head}, MB": megabytes(row.get(f"{name} MB")) for head, name in zip(heads, columns, strict=True)}
+            for row in rows
+        ]
+    )
+
+
+def megabytes(value: float | None) -> str | None:
+    return None if value is None else f"{value:,.1f}" if value < 10 else f"{value:,.0f}"
+
+
+def threads() -> str:
+    return markdown(
+        [
+            {"N x M x D": row["N x M x D"], "pass": row["pass"], "2 threads over 1": row["2 threads"]}
+            for row in results("scaling")["threads"]
+        ]
+    )
+
+
+def columns() -> str:
+    """Nanoseconds a logit from few to many columns."""
+    rows = results("scaling")["columns"]
+    sizes = [key for key in rows[0] if key.startswith("M = ")]
+    who = {"fastcl": "fastcl", "products": "bare products"}
+    return markdown(
+        [
+            {"keys": row["keys"], "pass": row["pass"], "": who[row["of"]]} | {size: row[size] for size in sizes}
+            for row in rows
+        ]
+    )
+
+
+def overhead() -> str:
+    return markdown(
+        [
+            {"threads": row["threads"], "pass": row["pass"]}
+            | {f"{name}, us": f"{row[f'{name} us']:.0f}" for name in ("contrast", "infonce", "eager")}
+            | {"infonce / leanest eager": row["infonce / eager"], "infonce / eager": row["infonce / reference"]}
+            for row in results("overhead")["rows"]
+        ]
+    )
+
+
+def instructions() -> str:
+    return markdown(
+        [
+            {name: row[name] for name in ("what", "N x M x D", "pass")}
+            | {"instructions": f"{row['instructions']:,}", "a multiply-add": row["per multiply-add of N x M x D"]}
+            for row in results("instructions")["rows"]
+        ]
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "speed": partial(against_torch, LARGE),
+    "speed small": partial(against_torch, SMALL),
+    "speed others": partial(against_others, (*LARGE, *SMALL)),
+    "speed half": half,
+    "speed front": front,
+    "speed losing": losing,
+    "speed one thread": partial(variant, "contrast-cpu-1-thread"),
+    "speed avx512": partial(variant, "contrast-cpu-avx512"),
+    "machine": machine,
+    "machine memory": partial(machine, "memory"),
+    "memory": memory,
+    "threads": threads,
+    "columns": columns,
+    "overhead": overhead,
+    "instructions": instructions,
+}

@@ -1,0 +1,207 @@
+"""Tables of what the models reach, for the documentation: the studies of ContrastVAE and CLRec, and the simulation.
+
+From contrastvae.json and clrec.json beside their manifests in studies/, contrastvae-analyses/ and debias.json.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+from benchmarks import analyses, bench_debias
+from benchmarks.common import RESULTS, markdown, results
+from benchmarks.quality import HERE, columns_of, runs
+from benchmarks.quality import cell as seeds_cell
+from fastcl.recsys.report import number
+
+Row = dict[str, Any]
+
+AMAZON = {
+    "Beauty": "amazon/Beauty",
+    "Office": "amazon/Office_Products",
+    "Toys": "amazon/Toys_and_Games",
+    "Tools": "amazon/Tools_and_Home_Improvement",
+}
+FOUR = {"recall@20": "R@20", "recall@40": "R@40", "ndcg@20": "N@20", "ndcg@40": "N@40"}
+SHOWN = ("ContrastVAE VA+DA", "ContrastVAE AVAE", "SASRec softmax", "SASRec BCE", "co-occurrence", "popularity")
+CHANGED = {
+    "ContrastVAE VA+DA": "ContrastVAE VA+DA",
+    "ContrastVAE VA+DA, BCE": "binary cross-entropy in place of the full softmax",
+    "ContrastVAE VA+DA, no contrast": "no contrast between the views",
+    "ContrastVAE VA+DA, no KL": "no KL",
+    "ContrastVAE AVAE": "one view (AVAE)",
+}
+# The paper's row, and ours by the authors' rules.
+RULES = {
+    "Office": ("ContrastVAE VA", ("paper-code VA", "paper-code VA, 20 clicks (KL a fifth), patience 200")),
+    "Beauty": ("ContrastVAE MA", ("paper-code MA, 120 epochs",)),
+    "Toys": ("ContrastVAE AVAE", ("paper-code AVAE", "paper-code AVAE, 20 clicks (KL a fifth), 100 epochs")),
+}
+
+
+@cache
+def study(paper: str) -> tuple[Row, dict[tuple[str, str], list[Row]]]:
+    """The manifest, and (data, label) -> the runs of it that are there, in the order of their seeds."""
+    manifest = json.loads((HERE / "studies" / f"{paper}.json").read_text())
+    done = {run["id"]: run for run in results(paper)["runs"]}
+    found: dict[tuple[str, str], list[Row]] = {}
+    for run in runs(manifest):
+        if run["id"] in done:
+            found.setdefault((run["data"], run["label"]), []).append(done[run["id"]])
+    return manifest, found
+
+
+def best_of_paper(data: str, columns: Sequence[str]) -> dict[str, float | None]:
+    rows = study("contrastvae")[0]["paper"][data].values()
+    return {name: max((row[name] for row in rows if name in row), default=None) for name in columns}
+
+
+def contrastvae(name: str) -> str:
+    """One data set: the best of the paper's columns, and means over the seeds that ran; bold where above it."""
+    data = AMAZON[name]
+    best = best_of_paper(data, list(FOUR))
+    head: Row = {"": "best of the paper's columns", "seeds": ""}
+    rows = [head | {FOUR[c]: number(c, value or 0.0) for c, value in best.items()}]
+    for label in SHOWN:
+        found = study("contrastvae")[1].get((data, label))
+        if found:
+            cells = {head: seeds_cell(c, [run["test"][c] for run in found], best[c]) for c, head in FOUR.items()}
+            rows.append({"": label, "seeds": str(len(found))} | cells)
+    return markdown(rows)
+
+
+def contrastvae_changes() -> str:
+    """One change at a time, seed 0."""
+    rows = []
+    for label, text in CHANGED.items():
+        cells: Row = {"": text}
+        for name in ("Office", "Beauty"):
+            run = first(AMAZON[name], label)
+            cells |= {f"{name} {head}": number(c, run["test"][c]) for c, head in FOUR.items()}
+        rows.append(cells)
+    return markdown(rows)
+
+
+def first(data: str, label: str) -> Row:
+    return study("contrastvae")[1][data, label][0]
+
+
+def contrastvae_rules() -> str:
+    """By the authors' rules, beside the paper; two standard errors of R@20 of so many test users."""
+    rows = []
+    for name, (theirs, ours) in RULES.items():
+        paper = study("contrastvae")[0]["paper"][AMAZON[name]][theirs]
+        head: Row = {"": f"{name}: paper, {theirs.removeprefix('ContrastVAE ')}"}
+        head |= dict.fromkeys(("epochs", "best epoch", "CPU minutes"))
+        rows.append(head | {FOUR[c]: number(c, paper[c]) for c in FOUR})
+        for label in ours:
+            run = first(AMAZON[name], label)
+            cells = {"": f"{name}: ours, {label.removeprefix('paper-code ')}", "epochs": run["epochs"]}
+            cells |= {"best epoch": run["best_epoch"], "CPU minutes": f"{run['cpu_s'] / 60:.0f}"}
+            rows.append(cells | {head: number(c, run["test"][c]) for c, head in FOUR.items()})
+    return markdown(rows)
+
+
+def contrastvae_curves(every: int = 10, last: int = 120) -> str:
+    """Means of validation NDCG@20 over ten epochs a time, of the runs by the authors' rules."""
+    rows = []
+    for name, (_, labels) in RULES.items():
+        for label in labels:
+            curve = [value for _, value in first(AMAZON[name], label)["curve"]]
+            parts = {f"{at + 1} to {at + every}": curve[at : at + every] for at in range(0, last, 2 * every)}
+            cells: Row = {"run": f"{name}: {label.removeprefix('paper-code ')}"}
+            rows.append(cells | {head: f"{statistics.mean(p):.4f}" if p else None for head, p in parts.items()})
+    return markdown(rows)
+
+
+def contrastvae_cost() -> str:
+    """What the runs of VA+DA took."""
+    rows = []
+    for name, data in AMAZON.items():
+        found = study("contrastvae")[1][data, SHOWN[0]]
+        minutes = [f"{run['cpu_s'] / 60:.0f}" for run in found]
+        memory = max(run["peak_rss_mib"] for run in found)
+        rows.append({"set": name, "epochs": found[0]["epochs"], "CPU minutes, each seed": ", ".join(minutes)})
+        rows[-1] |= {"peak memory, MiB": memory}
+    return markdown(rows)
+
+
+def analysis(folder: str, nth: int | None) -> str:
+    """A table of the analyses: 0 and 1 by group, 2 corrupted, 3 the posterior, 4 the contrast's weight."""
+    numbers = json.loads((RESULTS / "contrastvae-analyses" / folder / "numbers.json").read_text())
+    parts = analyses.tables(numbers).strip().split("\n\n")[1:]
+    return "\n\n".join(parts) if nth is None else parts[nth]
+
+
+def clrec(data: str) -> str:
+    """One data set: the paper's rows, then ours; bold where above the paper's CLRec."""
+    manifest, found = study("clrec")
+    columns = columns_of(manifest, data)
+    paper = manifest["paper"][data]
+    limit = paper.get("CLRec", {})
+    rows = [
+        {"": f"paper: {name}", "seeds": ""} | {c: number(c, row[c]) if c in row else "" for c in columns}
+        for name, row in paper.items()
+    ]
+    for (where, label), group in found.items():
+        if where == data:
+            cells = {c: seeds_cell(c, [run["test"][c] for run in group], limit.get(c)) for c in columns}
+            rows.append({"": label, "seeds": str(len(group))} | cells)
+    return markdown([{head.replace("pop100 ", "pop100<br>"): text for head, text in row.items()} for row in rows])
+
+
+def simulated(policy: str, names: Mapping[str, str]) -> str:
+    """The rows of bench_debias, trained methods alone, by the names a reader knows them by."""
+    made = bench_debias.table([r for r in results("debias")["measured"] if r["method"] in names], policy)
+    head, rule, *lines = made.split("\n")
+    cells = [line.removeprefix("| ").partition(" | ") for line in lines]
+    return "\n".join([head, rule, *(f"| {names[label]} | {rest}" for label, _, rest in cells)])
+
+
+METHODS = {
+    "full softmax": "full softmax",
+    "sampled softmax": "sampled softmax with log q",
+    "IPW, known": "IPW, true propensities",
+    "IPW, popularity": "IPW, propensities from popularity",
+    "IPW, learned": "IPW, learned propensities",
+    "CLRec, impressions": "CLRec, negatives drawn as items were shown",
+    "CLRec, batch": "CLRec, negatives of the batch",
+    "CLRec, queue of ids": "CLRec, queue of clicked ids (the default)",
+    "CLRec, queue of vectors": "CLRec, queue of cached vectors",
+    "Multi-CLRec": "Multi-CLRec",
+}
+
+
+def optima(policy: str) -> str:
+    rows = [row for row in results("debias")["measured"] if row["policy"] == policy]
+    return "\n".join(
+        line
+        for line in bench_debias.table(rows, policy).replace("| optimum: ", "| ").split("\n")
+        if line.partition(" | ")[0].removeprefix("| ") not in METHODS
+    )
+
+
+def loop() -> str:
+    return bench_debias.loop_table(results("debias")["looped"])
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    **{f"contrastvae {name}": partial(contrastvae, name) for name in AMAZON},
+    "contrastvae changes": contrastvae_changes,
+    "contrastvae rules": contrastvae_rules,
+    "contrastvae curves": contrastvae_curves,
+    "contrastvae cost": contrastvae_cost,
+    **{
+        f"analysis {folder} {name}": partial(analysis, folder, nth)
+        for folder, count in (("Office_Products", 5), ("Toys_and_Games", 4))
+        for nth, name in enumerate(("frequency", "length", "robustness", "posterior", "weight")[:count])
+    },
+    "clrec Beauty": partial(clrec, "amazon/Beauty_bert4rec"),
+    "clrec ML-1M": partial(clrec, "movielens/ml-1m"),
+    "clrec purchases": partial(clrec, "bundled:purchases"),
+    "clrec Toys": partial(clrec, "amazon/Toys_and_Games"),
+    **{f"debias {policy}": partial(simulated, policy, METHODS) for policy in ("popularity", "intents")},
+    **{f"debias optima {policy}": partial(optima, policy) for policy in ("popularity", "intents")},
+    "debias loop": loop,
+}

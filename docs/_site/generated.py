@@ -1,0 +1,169 @@
+"""Pages whose content is the program itself: the command line, the models' settings, the conventions of the losses.
+
+A page holds a line `<!-- generated: NAME -->`; what it stands for is written when the site is built.
+"""
+
+import argparse
+import dataclasses
+import inspect
+import re
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import fastcl
+from fastcl.recsys import MODELS
+from fastcl.recsys.commands import COMMANDS
+
+MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.M)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def commands() -> str:
+    parser = argparse.ArgumentParser(prog="fastcl")
+    found = parser.add_subparsers()
+    for command in COMMANDS:
+        command.add(found)
+    return "\n\n".join(command_page(name, parser, 2) for name, parser in found.choices.items())
+
+
+def command_page(name: str, parser: argparse.ArgumentParser, level: int) -> str:
+    """A heading, what the command does, and its arguments; below it the commands of a command."""
+    inner = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    helps = {choice.dest: choice.help for action in inner for choice in action._choices_actions}
+    parts = [f"{'#' * level} `{parser.prog}`"]
+    if parser.description:
+        parts.append(plain(parser.description[0].upper() + parser.description[1:].removesuffix(".")) + ".")
+    if not inner:
+        usage = " ".join(parser.format_usage().split()).removeprefix("usage: ").replace("[-h] ", "")
+        parts.append(f"```text\n{textwrapped(usage)}\n```")
+        rows = [argument(action, parser) for action in parser._actions if action.help != argparse.SUPPRESS]
+        parts.append(table(["argument", "meaning"], [row for row in rows if row[0] != "`-h, --help`"]))
+    if parser.epilog:
+        parts.append(plain(parser.epilog))
+    for action in inner:
+        for inner_name, inner_parser in action.choices.items():
+            if helps.get(inner_name):
+                inner_parser.description = inner_parser.description or helps[inner_name]
+            parts.append(command_page(inner_name, inner_parser, level + 1))
+    return "\n\n".join(parts)
+
+
+def textwrapped(usage: str, width: int = 88) -> str:
+    lines = [""]
+    for word in re.findall(r"\[[^\]]*\]+|\([^)]*\)|\S+", usage):
+        if len(lines[-1]) + len(word) >= width:
+            lines.append("   ")
+        lines[-1] += ("" if not lines[-1] else " ") + word
+    return "\n".join(lines)
+
+
+def argument(action: argparse.Action, parser: argparse.ArgumentParser) -> list[str]:
+    value = action.metavar or (action.dest.upper() if action.nargs != 0 else "")
+    if isinstance(value, tuple):
+        value = " ".join(value)
+    if action.choices is not None and not action.metavar:
+        value = "{" + ",".join(map(str, action.choices)) + "}"
+    names = ", ".join(action.option_strings) or action.dest
+    shown = f"`{names} {value}`" if action.option_strings and value else f"`{action.metavar or names}`"
+    return [shown, plain(parser._get_formatter()._expand_help(action)) if action.help else ""]
+
+
+def plain(text: str) -> str:
+    """Text without anything that Markdown would take for markup."""
+    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    return "".join(part if part.startswith("`") else re.sub(r"([*_<>\[\]])", r"\\\1", part) for part in parts)
+
+
+def configs() -> str:
+    parts = []
+    for model_name, model in MODELS.items():
+        doc = inspect.getdoc(model.Config) or ""
+        defaults = {field.name: field.default for field in dataclasses.fields(model.Config)}
+        front, meanings = meaning_of_fields(doc, list(defaults))
+        types = typing.get_type_hints(model.Config)
+        rows = [
+            [f"`{name}`", f"`{type_name(types[name])}`", f"`{shortened(repr(default))}`", meanings.get(name, "")]
+            for name, default in defaults.items()
+        ]
+        parts += [f"## `{model_name}`", f"`fastcl.recsys.{model.Config.__name__}`. {front}"]
+        parts.append(table(["setting", "type", "default", "meaning"], rows))
+    return "\n\n".join(parts)
+
+
+def type_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind).replace("typing.", "")
+
+
+def meaning_of_fields(doc: str, fields: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """What a docstring says in front, and in its lines `name, name: text`, by name; a line may go on with
+    `. other: text`.
+    """
+    one = "|".join(fields)
+    opens = re.compile(rf"(?:^|(?<=[.;] ))((?:{one})(?:, (?:{one}))*): ")
+    items = [""]
+    for line in doc.split("\n"):
+        if opens.match(line) or (not line.startswith(" ") and line[:1].isupper()):
+            items.append(line)
+        else:
+            items[-1] += f" {line.strip()}"
+    front, found = [], dict[str, str]()
+    for item in items:
+        text, *pairs = opens.split(item)
+        front.append(text)
+        for names, meaning in zip(pairs[::2], pairs[1::2], strict=True):
+            found |= dict.fromkeys(names.split(", "), plain(meaning))
+    return plain(" ".join(front)), found
+
+
+def shortened(default: str) -> str:
+    return default if len(default) < 60 else f"{default[:24].rpartition(',')[0]}, ... {default[-20:].partition(' ')[2]}"
+
+
+# One argument of each name, for calling any loss. Rows of different lengths: a loss that normalises cannot see them.
+GIVEN: dict[str, torch.Tensor] = {
+    **dict.fromkeys(("query", "view1", "anchor", "features", "x"), torch.tensor([[3.0, 1.0], [0.5, 2.0]])),
+    **dict.fromkeys(("positive_key", "view2", "positive", "key", "y"), torch.tensor([[1.0, 0.2], [0.1, 0.7]])),
+    **dict.fromkeys(("negative_keys", "negative", "table"), torch.tensor([[2.0, -1.0], [0.3, 0.4]])),
+    **dict.fromkeys(("labels", "target"), torch.tensor([0, 1])),
+    **dict.fromkeys(("logit_scale", "logit_bias"), torch.tensor(1.0)),
+}
+
+
+def normalises(loss: Callable[..., torch.Tensor]) -> str:
+    """Found out by calling: does it matter how long the vectors are?"""
+    given = {name: GIVEN[name] for name in inspect.signature(loss).parameters if name in GIVEN}
+    longer = {name: x * 2 if x.dim() == 2 else x for name, x in given.items()}
+    same = torch.allclose(loss(**given), loss(**longer))
+    if "normalize" in inspect.signature(loss).parameters:
+        return "yes; not with `normalize=False`" if same else "with `normalize=True`"
+    return "always" if same else "no: vectors are used as they are"
+
+
+def conventions() -> str:
+    rows = []
+    for name in fastcl.__all__:
+        loss = getattr(fastcl, name)
+        parameters = inspect.signature(loss).parameters if inspect.isroutine(loss) else {}
+        if {"reduction", "t"} & parameters.keys():
+            default = {key: f"`{parameters[key].default}`" for key in ("temperature", "reduction") if key in parameters}
+            rows.append([f"`{name}`", normalises(loss), default.get("temperature", ""), default.get("reduction", "")])
+    return table(["loss", "normalises its vectors", "temperature", "reduction"], rows)
+
+
+MADE: dict[str, Callable[[], str]] = {"commands": commands, "configs": configs, "conventions": conventions}
+
+
+def read(app: Any, docname: str, source: list[str]) -> None:
+    source[0] = MARK.sub(lambda found: MADE[found[1]](), source[0])
+
+
+def setup(app: Any) -> dict[str, Any]:
+    app.connect("source-read", read)
+    return {"parallel_read_safe": True}
