@@ -95,7 +95,9 @@ def test_page_and_pictures(tmp_path: Path) -> None:
     parts = {"loss": 3.0, "loss_parts": {"kl": 1.0, "reconstruction": 2.0}, "ndcg@10": 0.1}
     logs = {"<first>": [line, {**line, "loss": 1.0}], "latent": [parts, parts]}
     files = plot(models, split, tmp_path / "out", logs=logs, ratios=(0.0, 0.5))
-    names = ["curves", "impressions", "diversity", "groups", "robustness", "queue", "intents", "diagnostics"]
+    names = ["training", "validation", "impressions", "diversity", "popularity", "groups-popularity"]
+    names += ["groups-frequency", "groups-length", "robustness-delete", "robustness-replace", "queue-age", "queue-hits"]
+    names += ["intents-1", "diagnostics-1", "diagnostics-2"]
     assert [file.name for file in files] == [*(f"{name}.png" for name in names), "numbers.json", "index.html"]
     assert all((tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in names)
 
@@ -112,6 +114,7 @@ def test_page_and_pictures(tmp_path: Path) -> None:
     found.feed(page)
     assert len(found.images) == len(names)
     assert all(source.startswith("data:image/png;base64,") for source in found.images)
+    assert '<meta name="viewport" content="width=device-width,initial-scale=1">' in page
     assert not found.tags & {"script", "link", "iframe"}
     assert not re.search(r"https?://|url\(", page)
     assert "&lt;first&gt;" in page
@@ -127,7 +130,7 @@ def test_plot_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert cli.main(["plot", str(run), "-o", str(tmp_path / "out"), "--json"]) == 0
     files = json.loads(capsys.readouterr().out)["files"]
     assert all(Path(file).is_file() for file in files)
-    assert "curves.png" in {Path(file).name for file in files}
+    assert "training.png" in {Path(file).name for file in files}
     (run / "metrics.jsonl").write_text("{broken\n")
     assert cli.main(["plot", str(run), "-o", str(tmp_path / "out")]) == 2
     assert "metrics.jsonl: damaged" in capsys.readouterr().err

@@ -54,6 +54,7 @@ def _command(words: list[str]) -> int:
             _run_file(file)
         parser = build_parser()
         args = parser.parse_args(words)
+        _refuse_empty_paths(args)
         with warnings.catch_warnings(), _threads(args):
             warnings.showwarning = _note
             args.run(args)
@@ -107,28 +108,49 @@ def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]
         yield parser
 
 
+def _refuse_empty_paths(args: argparse.Namespace) -> None:
+    """An empty path is what an unset variable of the shell leaves; Python takes it for the current folder."""
+    for action in args.parser._actions:
+        if not action.option_strings or action.metavar in ("RUN", "FILE", "FOLDER", "CSV"):
+            value = getattr(args, action.dest, None)
+            if "" in (value if isinstance(value, list) else [value]):
+                args.parser.error(f"argument {_label(action)}: expected a path, got ''")
+
+
+def _label(action: argparse.Action) -> str:
+    return "/".join(action.option_strings) or str(action.metavar or action.dest)
+
+
 def _with_options(text: str, args: argparse.Namespace) -> str:
-    """The text of an error with the option in place of the Python argument that it begins with.
+    """The text of an error with options in place of the Python arguments that it begins with.
 
     `at: expected ...` becomes `--at: expected ...`, and a field of a model's config `--set dim: expected ...`. Names
     that differ from their option's are in the parser's default `names`.
     """
-    found = re.match(r"(\w+)(?=: )", text)
+    found = re.match(r"(\w+(, \w+)*)(?=: )", text)
     if found is None:
         return text
-    name = found[1]
-    if name in getattr(args, "names", {}):
-        return args.names[name] + text[found.end() :]
-    if any(setting.partition("=")[0] == name for setting in getattr(args, "set", [])):
-        return f"--set {text}"
+    names = found[1].split(", ")
+    options = [_option(name, args, several=len(names) > 1) for name in names]
+    return text if None in options else ", ".join(map(str, options)) + text[found.end() :]
+
+
+def _option(name: str, args: argparse.Namespace, several: bool) -> str | None:
+    """What the command line calls an argument; None where it has no part in the error."""
+    settings = getattr(args, "set", [])
+    if any(setting.partition("=")[0] == name for setting in settings):
+        return f"--set {name}"
+    aliases = getattr(args, "names", {})
+    if name in aliases:
+        return str(aliases[name])
     for action in args.parser._actions:
-        # An option that was not given has no part in the error, unless it is missing.
-        if action.dest == name and (getattr(args, name) is None or getattr(args, name) != action.default):
-            shown = action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest)
-            return shown + text[found.end() :]
+        # An option that was not given has no part in an error, unless it is missing, or one of several.
+        if action.dest == name and (
+            several or getattr(args, name) in (None, []) or getattr(args, name) != action.default
+        ):
+            return action.option_strings[-1] if action.option_strings else _label(action)
     model = MODELS.get(getattr(args, "model", ""))
-    given = getattr(args, "set", [])
-    return f"--set {text}" if model and given and name in model.Config.__dataclass_fields__ else text
+    return f"--set {name}" if model and settings and name in model.Config.__dataclass_fields__ else None
 
 
 def _used(argv: Sequence[str]) -> list[str]:

@@ -5,9 +5,34 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 Draw = Callable[[Any], None]  # draws into matplotlib Axes
+FEW = 30  # cases: the mean over fewer is drawn pale
+
+
+class Line(NamedTuple):
+    """values: of one seed, or of several, drawn as their mean in a band from the least to the largest. firm: for every
+    point, whether it is to be trusted; the others are pale. Empty: all are."""
+
+    label: str
+    x: Sequence[float]
+    values: Sequence[Sequence[float]]
+    colour: str | None = None
+    style: str = "-"
+    firm: Sequence[bool] = ()
+
+
+def alone(draw: Draw) -> Any:
+    """A figure of one panel, readable on a phone, its legend beside the data and never over them."""
+    figure = side_by_side(draw)
+    figure.set_size_inches(4.6, 4.0)
+    (axes,) = figure.axes
+    if axes.get_legend() is not None:
+        axes.get_legend().remove()
+        figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    return figure
 
 
 def side_by_side(*draws: Draw) -> Any:
@@ -33,7 +58,7 @@ def side_by_side(*draws: Draw) -> Any:
 
 def png(figure: Any) -> bytes:
     data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=120)
+    figure.savefig(data, format="png", dpi=150)
     return data.getvalue()
 
 
@@ -66,10 +91,38 @@ def impressions(axes: Any, shares: Mapping[str, Sequence[float]], title: str) ->
     axes.legend(fontsize=8)
 
 
-def bars(axes: Any, values: Mapping[str, float], title: str, label: str) -> None:
-    """One bar a name, with its value."""
-    drawn = axes.bar(range(len(values)), list(values.values()), color=[f"C{n}" for n in range(len(values))])
-    axes.bar_label(drawn, fmt="%.4g", fontsize=8)
+def lines(axes: Any, drawn: Sequence[Line], title: str, x: str, y: str) -> None:
+    """The lines, with a legend."""
+    for line in drawn:
+        at = [[value for value in values if value is not None] for values in zip_longest(*line.values)]
+        x_of, mean = line.x[: len(at)], [sum(values) / len(values) for values in at]
+        look = {"color": line.colour, "linestyle": line.style, "marker": "o", "markersize": 3}
+        firm = line.firm or [True] * len(at)
+        shown = [value if trusted else float("nan") for value, trusted in zip(mean, firm, strict=True)]
+        (solid,) = axes.plot(x_of, shown, label=line.label, **look)
+        if not all(firm):
+            axes.plot(x_of, mean, **{**look, "color": solid.get_color()}, alpha=0.25)
+        if len(line.values) > 1:
+            axes.fill_between(x_of, list(map(min, at)), list(map(max, at)), color=solid.get_color(), alpha=0.2, lw=0)
+    axes.set(title=title, xlabel=x, ylabel=y)
+    axes.legend(fontsize=8)
+
+
+def bars(
+    axes: Any,
+    values: Mapping[str, float],
+    title: str,
+    label: str,
+    colours: Mapping[str, str] | None = None,
+    spread: Mapping[str, tuple[float, float]] | None = None,
+) -> None:
+    """One bar a name, with its value; `spread` the least and the largest of several seeds, as a whisker."""
+    colour = [f"C{n}" if colours is None else colours[name] for n, name in enumerate(values)]
+    drawn = axes.bar(range(len(values)), list(values.values()), color=colour)
+    for place, name in enumerate(values):
+        if spread and spread[name][0] < spread[name][1]:
+            axes.plot([place, place], spread[name], color="black", linewidth=1)
+    axes.bar_label(drawn, fmt="%.4g", fontsize=8, padding=2)
     turn = {"rotation": 20, "ha": "right"} if len(values) > 3 else {}
     axes.set_xticks(range(len(values)), list(values), fontsize=8, **turn)
     axes.margins(y=0.12)
@@ -88,13 +141,21 @@ def points(axes: Any, values: Mapping[str, tuple[float, float]], title: str, x: 
 
 def groups(axes: Any, reports: Mapping[str, Sequence[Mapping[str, Any]]], metric: str, title: str, label: str) -> None:
     """One line a name over the groups of `by_group`; all names have the same groups."""
-    for name, rows in reports.items():
-        axes.plot([row[metric] for row in rows], marker="o", markersize=3, label=name)
+    grouped(axes, [Line(n, (), [[row[metric] for row in rows]]) for n, rows in reports.items()], reports, title, label)
+    axes.set_ylabel(metric)
+
+
+def grouped(
+    axes: Any, drawn: Sequence[Line], reports: Mapping[str, Sequence[Mapping[str, Any]]], title: str, label: str
+) -> None:
+    """Lines over the groups of `by_group`, which have their counts below; what rests on FEW cases or less is pale."""
     first = next(iter(reports.values()))
+    firm = [row["cases"] >= FEW for row in first]
+    lines(axes, [line._replace(x=range(len(first)), firm=firm) for line in drawn], title, label, "")
     axes.set_xticks(range(len(first)), [f"{row['group']}\n({row['cases']:,})" for row in first], fontsize=8)
+    for text, trusted in zip(axes.get_xticklabels(), firm, strict=True):
+        text.set_color("black" if trusted else "darkgray")
     axes.set_ylim(bottom=0)
-    axes.set(title=title, xlabel=label, ylabel=metric)
-    axes.legend(fontsize=8)
 
 
 def corruption(axes: Any, reports: Mapping[str, Sequence[Mapping[str, Any]]], kind: str, metric: str) -> None:
@@ -119,12 +180,3 @@ def intents(axes: Any, found: Mapping[str, Any], title: str) -> None:
     axes.set_yticks(range(len(rows)), list(rows), fontsize=7)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(title=title, xlabel="intent")
-
-
-def queues(axes: Any, replays: Mapping[str, Mapping[str, Sequence[float]]], key: str, title: str, label: str) -> None:
-    """One line a name over the steps of an epoch, of `queue_replay`."""
-    for name, replay in replays.items():
-        axes.plot(replay["step"], replay[key], label=name)
-    axes.set_ylim(bottom=0)
-    axes.set(title=title, xlabel="step of the first epoch", ylabel=label)
-    axes.legend(fontsize=8)

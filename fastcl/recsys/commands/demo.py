@@ -14,7 +14,8 @@ def add(commands: Any) -> None:
     of_data = "movies are beside the sources only (default: %(default)s)"
     option("--data", choices=list(demo.PLANS), default="purchases", help=of_data)
     option("--seed", type=int, default=0)
-    option("-o", "--out", default="runs/demo", help="an earlier demo in it is overwritten (default: %(default)s)")
+    of_out = "an earlier demo in it is overwritten (default: %(default)s)"
+    option("-o", "--out", metavar="FOLDER", default="runs/demo", help=of_out)
     add_threads(parser)
     option("--json", action="store_true", help="print report.json instead of the report")
     parser.set_defaults(run=run)

@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
     option("-o", "--out", metavar="FOLDER", required=True)
     add_threads(parser)
     option("--json", action="store_true", help="one JSON document on stdout: the content of export.json")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, names={"format": "--queries"})
 
 
 def run(args: argparse.Namespace) -> None:

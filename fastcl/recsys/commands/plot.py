@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcl.recsys.checkpoint import read_metrics
-from fastcl.recsys.commands.runs import add_run_options, open_runs, run_folders, tell
+from fastcl.recsys.commands.runs import Run, add_run_options, groups_of, open_runs, run_folders, tell
 from fastcl.recsys.plot import plot
 from fastcl.recsys.threads import add_threads
 from fastcl.recsys.writing import check_folder
@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
     option("-o", "--out", required=True, metavar="FOLDER", help="pictures of the same names in it are overwritten")
     add_threads(parser)
     option("--json", action="store_true", help="print the files as JSON")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, names={"format": "--data"})
 
 
 def run(args: argparse.Namespace) -> None:
@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> None:
         seeds={name: run.config.get("seed", 0) for name, run in named.items()},
         seen=seen,
         notes=notes,
+        groups=_groups(runs, names),
     )
     if args.json:
         print(json.dumps({"files": [str(file) for file in files]}))
@@ -52,3 +53,13 @@ def run(args: argparse.Namespace) -> None:
 
 def _name(folder: Path) -> str:
     return f"{folder.parent.name}/{folder.name}" if folder.name.startswith("seed-") else folder.name
+
+
+def _groups(runs: list[Run], names: list[str]) -> dict[str, str]:
+    """The name of each run -> that of the runs of the same settings, where there are several."""
+    name_of = {run.folder: name for run, name in zip(runs, names, strict=True)}
+    found: dict[str, str] = {}
+    for label, members in groups_of(runs).items():
+        if len(members) > 1:
+            found |= {name_of[run.folder]: f"{label}, {len(members)} seeds" for run in members}
+    return found

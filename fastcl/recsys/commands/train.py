@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
     option("-o", "--out", required=True, metavar="RUN", help="run folder")
     option("--force", action="store_true", help="overwrite the run in RUN")
     option("--json", action="store_true", help="print the result as JSON")
-    parser.set_defaults(run=run, names={"how": "--split", "split": "--split"})
+    parser.set_defaults(run=run, names={"how": "--split", "split": "--split", "seed": "--split-seed"})
 
 
 def run(args: argparse.Namespace) -> None:
