@@ -228,3 +228,21 @@ def test_an_unseen_target_is_ranked_and_counted_and_documents_say_so(protocol: s
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     assert "counted as misses" not in readme
     assert "targets that train never shows are ranked like any item" in readme
+
+
+def test_numbers_that_mean_no_item_are_refused_not_counted_as_misses() -> None:
+    counts = np.array([0, 3, 2, 1])
+    history = Histories.from_lists([[1], [2]])
+    scorer = Rows(np.zeros((2, 4)))
+    with pytest.raises(ValueError, match=r"target: expected numbers from 1 \(0 is padding\), got 0"):
+        Cases(np.arange(2), history, np.array([3, 0]), counts)
+    for histories, targets in (([[1], [2]], [3, 4]), ([[1], [4]], [3, 3])):
+        cases = Cases(np.arange(2), Histories.from_lists(histories), np.array(targets), counts)
+        with pytest.raises(ValueError, match=r"cases: expected items 1\.\.3 \(counts has 4\), got 4"):
+            evaluate(scorer, cases)
+    cases = Cases(np.arange(2), history, np.array([3, 3]), counts)
+    with pytest.raises(ValueError, match=r"scores: expected floating-point numbers, got torch\.int64"):
+        evaluate(Rows(np.zeros((2, 4), np.int64)), cases)
+    found = rank_cases(Rows(np.zeros((2, 4))), cases)
+    with pytest.raises(ValueError, match="cases: expected the 2 that were ranked, got 2 others"):
+        by_group(found, Cases(np.arange(2), history, np.array([3, 1]), counts))

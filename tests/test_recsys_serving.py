@@ -13,6 +13,7 @@ import torch
 
 from fastcl.recsys import (
     MODELS,
+    CoOccurrence,
     Histories,
     Interactions,
     Items,
@@ -109,6 +110,8 @@ def test_items_travel_with_histories_and_floors_need_none() -> None:
             return torch.zeros(len(histories), 41)
 
     assert evaluate(Own(), split.test)["recall@10"] == evaluate(Own(), other.test)["recall@10"]
+    with pytest.raises(ValueError, match="expected the items of the model"):  # a floor that knows its items
+        evaluate(CoOccurrence(split.train, 40), other.test)
     by_hand = Histories.from_lists([[41]])
     with pytest.raises(ValueError, match=r"expected items 1\.\.40, those of the model, got 41"):
         export(made("sasrec", data.items), "nowhere", queries=by_hand)

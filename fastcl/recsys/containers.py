@@ -214,6 +214,8 @@ class Cases:
         if not len(self.user) == len(self.history) == len(self.target):
             sizes = f"{len(self.user)}, {len(self.history)}, {len(self.target)}"
             raise ValueError(f"user, history, target: expected equal lengths, got {sizes}")
+        if len(self.target) and self.target.min() < 1:
+            raise ValueError(f"target: expected numbers from 1 (0 is padding), got {self.target.min()}")
 
     def __len__(self) -> int:
         return len(self.target)

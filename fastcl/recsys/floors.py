@@ -57,6 +57,7 @@ class CoOccurrence:
     mix = 1.0
 
     def __init__(self, train: Histories, n_items: int) -> None:
+        self.items = train.items  # whose numbers these are, where it is known
         users, self._columns = len(train), n_items + 1
         row = np.repeat(np.arange(users), train.lengths)
         pair = np.unique(row * self._columns + train.item)

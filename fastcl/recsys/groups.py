@@ -40,6 +40,8 @@ def by_group(found: Ranking, cases: Cases, by: Sequence[str] = tuple(GROUPS)) ->
     [('30-39', 73, 0.0), ('40+', 2079, 0.054)]
     """
     check_groups(by)
+    if not np.array_equal(found.target, cases.target):
+        raise ValueError(f"cases: expected the {len(found.target):,} that were ranked, got {len(cases):,} others")
     report = {}
     for name in by:
         count, edges = GROUPS[name]

@@ -134,6 +134,9 @@ def rank_cases(
         raise ValueError('cases: expected at least one, got none (the split "none" holds nothing out)')
     for histories in (cases.history, inputs):
         check_items(scorer, histories, "cases")
+    top = max(part.max(initial=0) for part in (cases.target, cases.history.item, inputs.item))
+    if top >= len(counts):
+        raise ValueError(f"cases: expected items 1..{len(counts) - 1} (counts has {len(counts)}), got {top}")
     if len(inputs) != len(cases):
         raise ValueError(f"inputs: expected one history a case ({len(cases)}), got {len(inputs)}")
     distances = None if vectors is None else [MeanDistance(vectors, len(counts)) for _ in k]
@@ -208,6 +211,8 @@ def mask_seen(scores: torch.Tensor, history: Histories, seen: str) -> torch.Tens
     """A copy of scores [B, I+1] with padding, and under seen="mask" the items of each row's history, at -inf."""
     if scores.ndim != 2 or len(scores) != len(history):
         raise ValueError(f"scores: expected [{len(history)}, I+1], one row a history, got {list(scores.shape)}")
+    if not scores.is_floating_point():
+        raise ValueError(f"scores: expected floating-point numbers, got {scores.dtype}")
     if torch.isnan(scores.amax(1)).any():  # a maximum passes NaN on, and is cheaper than a look at every score
         raise NotNumbers("scores: expected numbers, got NaN")
     masked = scores.clone(memory_format=torch.contiguous_format)
