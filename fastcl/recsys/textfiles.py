@@ -24,7 +24,7 @@ _DEFAULTS = {"user": "user", "item": "item", "time": "time"}
 _ATOMIC = {"user": "user_id", "item": "item_id", "time": "timestamp"}  # what RecBole names them
 _PIECE = 1 << 16  # lines
 _LINE_ENDS = ("\n", "\r")
-_UNDECODED = re.compile("[\udc80-\udcff]")  # bytes that the encoding has no meaning for
+_UNDECODED = re.compile("[\0\udc80-\udcff]")  # bytes that the encoding has no meaning for, and zeros
 _EXCEL = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)  # a first line that names the separator
 _SKIPPED = ("", "_")  # names of columns that are not read
 
@@ -260,11 +260,16 @@ _QUOTE_HINT = '; a quote in an id is doubled inside quotes ("a""b"); quote="" (-
 
 
 def _decoded(piece: Piece, encoding: str) -> Piece:
-    """The same piece without the rows that hold undecodable bytes, which become faults."""
+    """The same piece without the rows that hold undecodable or zero bytes, which become faults."""
     try:
+        zero = False
         for column in piece.columns:
-            "".join(column).encode()
+            text = "".join(column)
+            zero = zero or "\0" in text
+            text.encode()
     except UnicodeEncodeError:
+        zero = True
+    if zero:
         found = [_UNDECODED.search("".join(row)) for row in zip(*piece.columns, strict=True)]
         good = [character is None for character in found]
         bad = [undecoded(line, at[0], encoding) for line, at in zip(piece.lines, found, strict=True) if at]
@@ -274,6 +279,8 @@ def _decoded(piece: Piece, encoding: str) -> Piece:
 
 
 def undecoded(line: int, character: str, encoding: str) -> Fault:
+    if character == "\0":
+        return Fault(line, "zero bytes", "a zero byte: is the file damaged, or no text?")
     byte = ord(character) - 0xDC00
     hint = "" if "latin" in encoding else " (latin-1, or convert the file?)"
     return Fault(line, "undecodable bytes", f"byte 0x{byte:02x} is not {encoding.upper()}: name its encoding{hint}")
