@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from fastcl.recsys import CLRec, Histories, Interactions, Items, MultiCLRec, SASRec, cli, fit, save
+from fastcl.recsys import CLRec, Histories, Interactions, Items, MultiCLRec, SASRec, cli, fit, pictures, save
 from fastcl.recsys.models.clrec import Batch
-from fastcl.recsys.plot import TRAINED, plot, queue_replay
+from fastcl.recsys.plot import TRAINED, _figures, _Look, measured, plot, queue_replay
 from fastcl.recsys.report import popularity_shares, shown_shares
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -118,6 +118,37 @@ def test_page_and_pictures(tmp_path: Path) -> None:
     assert not found.tags & {"script", "link", "iframe"}
     assert not re.search(r"https?://|url\(", page)
     assert "&lt;first&gt;" in page
+
+
+def test_seeds_are_one_line_and_a_model_has_one_colour_everywhere() -> None:
+    split = log().split()
+    models = {name: SASRec(ITEMS, dim=8, seed=seed).eval() for seed, name in enumerate(("a/1", "a/2", "b"))}
+    logs = {
+        "a/1": [{"loss": 3.0, "ndcg@10": 0.1}, {"loss": 1.0, "ndcg@10": 0.2}],
+        "a/2": [{"loss": 1.0, "ndcg@10": 0.3}],  # stopped early
+        "b": [{"loss": 5.0, "ndcg@10": 0.0}],
+    }
+    numbers = measured(models, split, logs, {}, "mask", (0.0, 0.5))
+    look = _Look(models, ["popularity", "co-occurrence"], {"a/1": "a", "a/2": "a"})
+    assert len(set(look.colours.values())) == len(look.colours) == 4
+    for section in _figures(numbers, look).values():
+        for name, draw in section.items():
+            figure = pictures.alone(draw)
+            (axes,) = figure.axes
+            assert axes.get_legend() is None  # nothing lies over the data
+            named = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
+            assert {label.split()[0] for label in named} <= {"a", "b", "popularity", "co-occurrence", "training"}, name
+            for label, line in named.items():
+                if label != TRAINED:
+                    assert line.get_color() == look.colours[label.split()[0]]
+            if name == "training":
+                assert named["a loss"].get_ydata().tolist() == [2.0, 1.0]
+                (band,) = axes.collections
+                assert (band.get_datalim(axes.transData).y0, band.get_datalim(axes.transData).y1) == (1.0, 3.0)
+            if name.startswith("groups"):
+                by = name.removeprefix("groups-")
+                for row, value in zip(numbers["groups"]["b"][by], named["b"].get_ydata(), strict=True):
+                    assert np.isnan(value) == (row["cases"] < pictures.FEW)  # pale, and no part of the line
 
 
 def test_plot_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,7 +96,8 @@ def lines(axes: Any, drawn: Sequence[Line], title: str, x: str, y: str) -> None:
     for line in drawn:
         at = [[value for value in values if value is not None] for values in zip_longest(*line.values)]
         x_of, mean = line.x[: len(at)], [sum(values) / len(values) for values in at]
-        look = {"color": line.colour, "linestyle": line.style, "marker": "o", "markersize": 3}
+        look = {"color": line.colour, "linestyle": line.style, "markersize": 3}
+        look["marker"] = "o" if len(at) <= 50 else ""  # a point each hides a long line
         firm = line.firm or [True] * len(at)
         shown = [value if trusted else float("nan") for value, trusted in zip(mean, firm, strict=True)]
         (solid,) = axes.plot(x_of, shown, label=line.label, **look)
@@ -118,11 +119,14 @@ def bars(
 ) -> None:
     """One bar a name, with its value; `spread` the least and the largest of several seeds, as a whisker."""
     colour = [f"C{n}" if colours is None else colours[name] for n, name in enumerate(values)]
-    drawn = axes.bar(range(len(values)), list(values.values()), color=colour)
-    for place, name in enumerate(values):
-        if spread and spread[name][0] < spread[name][1]:
-            axes.plot([place, place], spread[name], color="black", linewidth=1)
-    axes.bar_label(drawn, fmt="%.4g", fontsize=8, padding=2)
+    axes.bar(range(len(values)), list(values.values()), color=colour)
+    for place, (name, value) in enumerate(values.items()):
+        low, high = spread[name] if spread else (value, value)
+        if low < high:
+            axes.plot([place, place], [low, high], color="black", linewidth=1)
+        axes.annotate(
+            f"{value:.4g}", (place, max(high, 0)), (0, 2), textcoords="offset points", ha="center", fontsize=8
+        )
     turn = {"rotation": 20, "ha": "right"} if len(values) > 3 else {}
     axes.set_xticks(range(len(values)), list(values), fontsize=8, **turn)
     axes.margins(y=0.12)

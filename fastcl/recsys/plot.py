@@ -301,7 +301,7 @@ STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:68rem;margin:2rem auto;padding:0 1rem;color:#222}"
     ".pictures{display:flex;flex-wrap:wrap;gap:1rem}img{width:30rem;max-width:100%;height:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
     "td,th{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #ddd}td:first-child,th:first-child"
-    "{text-align:left}.table{overflow-x:auto}p{color:#555}"
+    "{text-align:left;white-space:nowrap}.table{overflow-x:auto}p{color:#555}"
 )
 
 
