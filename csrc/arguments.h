@@ -15,6 +15,9 @@ struct Inputs {
 inline void check_matrices(const Inputs& in, bool needs_key = true) {
   check(in.query.dim() == 2, "query: expected shape [N, D], got ", in.query);
   check(in.key.dim() == 2 || (!needs_key && !present(in.key)), "key: expected shape [M, D], got ", in.key);
+  // Without a key, as backward gets none where columns are frozen, there is nothing to exclude.
+  const bool columns = in.key.dim() == 2 && in.key.size(0) != 0;
+  check(!columns || !present(in.row_id) || present(in.col_id), "col_id: expected both row_id and col_id or neither");
   check(in.positive.dim() == 2 || !present(in.positive), "positive: expected shape [N, D] or [0], got ", in.positive);
 }
 
@@ -40,8 +43,6 @@ struct ForwardArguments {
         expected{to_bool(stack[9]), to_bool(stack[10]), to_double(stack[11]),
                  Tensor(stack[12]), Tensor(stack[13]),  Tensor(stack[14])} {
     check_matrices(in);
-    check(!present(in.row_id) || present(in.col_id) || in.key.size(0) == 0,
-          "col_id: expected both row_id and col_id or neither");
     const double absent = -std::numeric_limits<double>::infinity();
     check(expected.shift == absent || in.positive.dim() == 2, "shift: expected -inf without a positive");
     const int64_t n = in.query.size(0);

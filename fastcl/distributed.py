@@ -19,11 +19,12 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from fastcl import ops
+from fastcl.checks import as_ids, check_tensor, check_weight
 from fastcl.fallback import compute_dtype
 from fastcl.negatives import Columns, Evicted, NegativeQueue
 from fastcl.normalize import normalized_together
 from fastcl.ring import Group, RingLse, own_ids, padded, sizes_of
-from fastcl.rows import Queue, Rows, check_batch, check_weight, columns_of, inverse, reduced
+from fastcl.rows import Queue, Rows, check_batch, columns_of, inverse, reduced
 
 Loss = Callable[..., Tensor]
 
@@ -125,12 +126,13 @@ def _refuse(options: dict[str, Any], names: tuple[str, ...], why: str) -> None:
             raise ValueError(f"{name}: expected none, {why}, got one")
 
 
-def _check_columns(positive_key: Tensor, ids: Tensor | None, log_q: Tensor | None) -> None:
-    """What is sent to other ranks is checked before it travels."""
-    ops._matrix("positive_key", positive_key)
-    for name, t, dtypes in (("ids", ids, (torch.int64,)), ("log_q", log_q, ops._FLOATS)):
-        if t is not None:
-            ops._vector(name, t, len(positive_key), dtypes, positive_key.device)
+def _check_columns(positive_key: Tensor, ids: Tensor | None, log_q: Tensor | None) -> Tensor | None:
+    """What is sent to other ranks is checked before it travels; ids come back as int64."""
+    check_tensor("positive_key", positive_key, ("N", "D"))
+    n, device = positive_key.shape[0], positive_key.device
+    if log_q is not None:
+        check_tensor("log_q", log_q, (n,), device)
+    return None if ids is None else as_ids("ids", ids, (n,), device)
 
 
 def _share(sizes: list[int], reduction: str) -> float:
@@ -174,7 +176,7 @@ def gathered(loss: Loss, group: Group = None) -> Loss:
     ) -> Tensor:
         names = ("negative_keys", "negative_mode", "negative_ids", "negative_log_q", "in_batch")
         _refuse(options, names, "the keys of all ranks take its place")
-        _check_columns(positive_key, ids, log_q)
+        ids = _check_columns(positive_key, ids, log_q)
         sizes = sizes_of(len(positive_key), positive_key.device, group)
         if ids is None:
             ids = own_ids(sizes, positive_key.device, group)
@@ -230,7 +232,7 @@ def ring(loss: Loss, group: Group = None) -> Loss:
     ) -> Tensor:
         check_batch(query, positive_key, None, temperature, reduction, None)
         check_weight(weight, len(query), query.device)
-        _check_columns(positive_key, ids, log_q)
+        ids = _check_columns(positive_key, ids, log_q)
         if normalize:
             query, positive_key = normalized_together(query, positive_key)
         sizes = sizes_of(len(query), query.device, group)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastcl.checks import check_constant, check_tensor, check_weight, positive_number
 from fastcl.fallback import compute_dtype
 from fastcl.normalize import normalized_together
 from fastcl.ops import Expected
@@ -22,11 +23,7 @@ from fastcl.rows import (
     Queue,
     Rows,
     check_batch,
-    check_constant,
     check_symmetric,
-    check_tensor,
-    check_weight,
-    positive_number,
     reduced,
     rows_of,
 )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fastcl.checks import INTEGERS
 from fastcl.queue_state import (
     EMPTY,
     FLOATS,
@@ -189,7 +190,8 @@ class NegativeQueue(nn.Module):
 
     @torch.no_grad()
     def push(self, keys: Tensor, ids: Tensor | None = None, log_q: Tensor | None = None) -> Evicted:
-        """Appends keys [B, D] (any B, also above the capacity), ids [B] (int64) and log_q [B]; returns what fell out.
+        """Appends keys [B, D] (any B, also above the capacity), ids [B] (any integer dtype) and log_q [B]; returns what
+        fell out.
 
         Of a batch larger than the capacity the first keys pass straight through and are returned among the evicted. An
         argument may be a view of the queue's own rows. TypeError and ValueError leave the queue as it was.
@@ -281,8 +283,9 @@ class NegativeQueue(nn.Module):
             raise ValueError(f"keys: expected shape [*, {self.dim}], got {list(keys.shape)}")
         rows = keys.shape[0]
         if ids is not None:
-            if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
-                raise TypeError(f"ids: expected an int64 tensor, got {getattr(ids, 'dtype', type(ids).__name__)}")
+            if not isinstance(ids, Tensor) or ids.dtype not in INTEGERS:
+                came = getattr(ids, "dtype", type(ids).__name__)
+                raise TypeError(f"ids: expected a tensor of an integer dtype, got {came}")
             if ids.shape != (rows,):
                 raise ValueError(f"ids: expected shape [{rows}], got {list(ids.shape)}")
         if log_q is not None:

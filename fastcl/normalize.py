@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from fastcl import fallback, ops
+from fastcl.checks import functorch_active, packed
 
 ops._lib.define("normalize_forward(Tensor x) -> (Tensor unit, Tensor inverse)")
 ops._lib.define("normalize_backward(Tensor grad, Tensor unit, Tensor inverse, Tensor x) -> Tensor")
@@ -41,12 +42,12 @@ def normalized_together(*inputs: Tensor) -> tuple[Tensor, ...]:
         not all([x.is_cpu for x in inputs])
         or fallback.FORCED
         or torch.compiler.is_compiling()  # which fuses the plain form
-        or ops._functorch_active()
+        or functorch_active()
         or forward_ad._current_level >= 0
     )
     if plain:
         return tuple([_plain(x)[0] for x in inputs])
-    rows = [x.flatten(0, -2).contiguous() if x.dim() != 2 or not x.is_contiguous() else x for x in inputs]
+    rows = [x if x.dim() == 2 and x.is_contiguous() else packed("query or key", x.flatten(0, -2)) for x in inputs]
     if torch.is_grad_enabled() and any([x.requires_grad for x in rows]):
         units = _Normalize.apply(*rows)
     else:

@@ -16,6 +16,7 @@ from torch.autograd import Function, forward_ad
 from torch.nn import Parameter
 
 from fastcl import _cuda, fallback
+from fastcl.checks import INTEGERS, check_scale, functorch_active, matrix, packed, vector
 from fastcl.fallback import compute_dtype
 
 _lib = torch.library.Library("fastcl", "DEF")
@@ -120,6 +121,8 @@ def none_for(t: Tensor) -> Tensor:
     return _NONE if type(t) is Tensor or type(t) is Parameter else t.new_empty(0, dtype=torch.float32)
 
 
+# Of the tensors that `contrast` hands over, as their caller calls them.
+_NAMES = ("query", "key", "positive", "scale", "bias", "row_id", "col_id", "row_shift", "rest", "weight")
 # The ops' arguments where nothing is expected: no sums over columns wanted, and none saved.
 PLAIN = (False, False, -math.inf, _NONE, _NONE, _NONE)
 NO_SUMS = (_NONE, _NONE, _NONE)
@@ -139,6 +142,20 @@ class Expected(NamedTuple):
     row_shift: Tensor | None = None  # [N]
     rest: Tensor | None = None  # [N], the log-sum-exp of other negatives
     weight: Tensor | None = None  # [N]
+
+    def check(self, n: int, device: torch.device, has_positive: bool) -> None:
+        check_shift(self.shift, has_positive)
+        for name in self._fields[1:]:
+            t = getattr(self, name)
+            if t is not None:
+                vector(f"expected.{name}", t, n, device)
+
+
+def check_shift(shift: float, has_positive: bool) -> None:
+    if isinstance(shift, bool) or not isinstance(shift, (int, float)):
+        raise TypeError(f"expected.shift: expected a number, got {type(shift).__name__}")
+    if shift != -math.inf and not has_positive:
+        raise ValueError(f"expected.shift: expected -inf where no positive is given, got {shift}")
 
 
 class _Backward(Function):
@@ -239,36 +256,26 @@ class _Functorch(Function):
         return *_grads(ctx, grad_pos, grad_lse), *(None,) * 3
 
 
-# Private, but present in every torch this package supports; without it torch.func would see plain autograd only.
-_functorch_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-
-_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-
-def _matrix(
-    name: str, t: Any, rows: int | None = None, cols: int | None = None, device: torch.device | None = None
-) -> None:
-    if not isinstance(t, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(t).__name__}")
-    if t.dtype not in _FLOATS:
-        raise TypeError(f"{name}: expected dtype float64, float32, bfloat16 or float16, got {t.dtype}")
-    if t.dim() != 2 or (rows is not None and t.shape[0] != rows) or (cols is not None and t.shape[1] != cols):
-        wanted = f"[{'*' if rows is None else rows}, {'*' if cols is None else cols}]"
-        raise ValueError(f"{name}: expected shape {wanted}, got {list(t.shape)}")
-    if device is not None and t.device != device:
-        raise ValueError(f"{name}: expected device {device} (where query is), got {t.device}")
+def scale_and_factor(scale: float | Tensor, none: Tensor) -> tuple[Tensor, float]:
+    """How a scale crosses the op boundary."""
+    return (scale, 1.0) if isinstance(scale, Tensor) else (none, float(scale))
 
 
-def _vector(name: str, t: Any, length: int, dtypes: tuple[torch.dtype, ...], device: torch.device) -> None:
-    if not isinstance(t, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(t).__name__}")
-    if t.dtype not in dtypes:
-        wanted = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
-        raise TypeError(f"{name}: expected dtype {wanted}, got {t.dtype}")
-    if t.shape != (length,):
-        raise ValueError(f"{name}: expected shape [{length}], got {list(t.shape)}")
-    if t.device != device:
-        raise ValueError(f"{name}: expected device {device} (where query is), got {t.device}")
+def check_columns(
+    n: int, m: int, device: torch.device, bias: Tensor | None, row_id: Tensor | None, col_id: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Checks what comes beside the matrices; ids of any integer dtype come back as int64."""
+    if bias is not None:
+        vector("bias", bias, m, device)
+    if (row_id is None) != (col_id is None):
+        raise ValueError(
+            f"{'row_id' if row_id is None else 'col_id'}: expected both row_id and col_id or neither, got one of them"
+        )
+    if row_id is None or col_id is None:
+        return None, None
+    vector("row_id", row_id, n, device, INTEGERS)
+    vector("col_id", col_id, m, device, INTEGERS)
+    return row_id.to(torch.int64), col_id.to(torch.int64)
 
 
 def contrast(
@@ -294,9 +301,9 @@ def contrast(
         scale: 1 / temperature: a number, a 0-d tensor or one value a row [N]. Tensors get their gradient.
         bias: [M], added to a column's logits (minus the log sampling probability, for instance); -inf takes the column
             out.
-        row_id, col_id: [N] and [M], int64, both or neither: a column whose id equals the row's is left out of that
-            row's sum.
-        expected: what a loss on top will send back, if that is known; for speed alone (see `Expected`).
+        row_id, col_id: [N] and [M], any integer dtype, both or neither: a column whose id equals the row's is left out
+            of that row's sum.
+        expected: what a loss on top will send back, if that is known; for speed alone (see `fastcl.ops.Expected`).
 
     Returns:
         (pos [N] or None, lse [N]), float32, or float64 if query, key or positive is. A row with nothing to sum has lse
@@ -320,44 +327,26 @@ def contrast(
     >>> [round(v, 4) for v in lse.tolist()]  # log(e^2 + e^0 + e^2), twice
     [2.7586, 2.7586]
     """
-    _matrix("query", query)
+    matrix("query", query)
     (n, d), device = query.shape, query.device
-    _matrix("key", key, None, d, device)
+    matrix("key", key, None, d, device)
     if positive is not None:
-        _matrix("positive", positive, n, d, device)
-    if isinstance(scale, Tensor):
-        if scale.dim() == 0:
-            if scale.dtype not in _FLOATS:
-                raise TypeError(f"scale: expected a floating dtype, got {scale.dtype}")
-        else:
-            _vector("scale", scale, n, _FLOATS, device)
-    elif isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        raise TypeError(f"scale: expected a number or a tensor, got {type(scale).__name__}")
-    if bias is not None:
-        _vector("bias", bias, key.shape[0], _FLOATS, device)
-    if (row_id is None) != (col_id is None):
-        raise ValueError(
-            f"{'row_id' if row_id is None else 'col_id'}: expected both row_id and col_id or neither, got one of them"
-        )
-    if row_id is not None:
-        _vector("row_id", row_id, n, (torch.int64,), device)
-        _vector("col_id", col_id, key.shape[0], (torch.int64,), device)
+        matrix("positive", positive, n, d, device)
+    check_scale("scale", scale, n, device)
+    row_id, col_id = check_columns(n, key.shape[0], device, bias, row_id, col_id)
     if expected is not None:
-        for name in ("row_shift", "rest", "weight"):
-            vector = getattr(expected, name)
-            if vector is not None:
-                _vector(f"expected.{name}", vector, n, _FLOATS, device)
+        expected.check(n, device, positive is not None)
     none = none_for(query)
-    scale_t, factor = (scale, 1.0) if isinstance(scale, Tensor) else (none, float(scale))
+    scale_t, factor = scale_and_factor(scale, none)
     # Only the CPU's kernels sum over columns on the way.
     expecting = expected is not None and query.is_cpu and not fallback.FORCED
     shift, *vectors = expected if expected is not None and expecting else (-math.inf, None, None, None)
-    optional = (positive, scale_t, bias, row_id, col_id, *vectors)
-    tensors = [query.contiguous(), key.contiguous(), *[none if t is None else t.contiguous() for t in optional]]
+    given = (query, key, positive, scale_t, bias, row_id, col_id, *vectors)
+    tensors = [none if t is None else packed(name, t) for name, t in zip(_NAMES, given, strict=True)]
     if torch.compiler.is_compiling():
         # Dynamo refuses a Function that gets one tensor twice, as in-batch negatives (positive is key) do.
         tensors = [t.view_as(t) for t in tensors]
-    if _functorch_active() or forward_ad._current_level >= 0:  # which has an answer or refuses, as forward mode
+    if functorch_active() or forward_ad._current_level >= 0:  # which has an answer or refuses, as forward mode
         pos, lse, _ = _Functorch.apply(*tensors[:7], factor)
     elif torch.is_grad_enabled() and any([t.requires_grad for t in tensors[:5]]):
         pos, lse = _Eager.apply(*tensors, factor, shift, expecting)

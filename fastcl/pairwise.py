@@ -8,11 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastcl import ops
+from fastcl.checks import check_constant, check_reduction, check_scale, check_tensor, check_weight, in_memory
 from fastcl.fallback import compute_dtype
 from fastcl.losses import softplus
-from fastcl.rows import check_batch, check_constant, check_weight, private_similarity, reduced
+from fastcl.rows import check_batch, check_negatives, private_similarity, reduced
 from fastcl.softplus import softplus_sum
+
+
+def _check(query: Tensor, positive_key: Tensor, negative_keys: Tensor, reduction: str, weight: Tensor | None) -> None:
+    check_batch(query, positive_key, None, 1.0, reduction, None)
+    check_negatives(negative_keys, query)
+    check_weight(weight, query.shape[0], query.device)
+    for name, t in (("query", query), ("positive_key", positive_key), ("negative_keys", negative_keys)):
+        in_memory(name, t)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
@@ -43,8 +51,7 @@ def bpr(
     >>> round(fastcl.bpr(x, x, torch.zeros(1, 2)).item(), 4)  # log(1 + e^-1)
     0.3133
     """
-    check_batch(query, positive_key, negative_keys, 1.0, reduction, None)
-    check_weight(weight, len(query), query.device)
+    _check(query, positive_key, negative_keys, reduction, weight)
     pos = _dot(query, positive_key)
     if negative_keys.dim() == 2:
         return reduced(softplus_sum(query, negative_keys, offset=-pos), reduction, weight)
@@ -66,8 +73,7 @@ def negative_sampling(
     >>> round(fastcl.negative_sampling(x, x, torch.zeros(3, 2)).item(), 4)  # log(1 + e^-1) + 3 log 2
     2.3927
     """
-    check_batch(query, positive_key, negative_keys, 1.0, reduction, None)
-    check_weight(weight, len(query), query.device)
+    _check(query, positive_key, negative_keys, reduction, weight)
     positive = softplus(-_dot(query, positive_key))
     if negative_keys.dim() == 2:
         return reduced(positive + softplus_sum(query, negative_keys), reduction, weight)
@@ -101,15 +107,13 @@ def siglip(
     >>> round(fastcl.siglip(x, x, 1.0, 0.0).item(), 4)  # log(1 + e^-1) + log 2
     1.0064
     """
-    check_batch(query, key, None, 1.0, reduction, None)
-    check_weight(weight, len(query), query.device)
+    check_batch(query, key, None, 1.0, reduction, None, ("query", "key"))
+    check_weight(weight, query.shape[0], query.device)
     for name, value in (("logit_scale", logit_scale), ("logit_bias", logit_bias)):
-        if not isinstance(value, Tensor):
-            check_constant(name, value, lambda _: True, "of any sign")
-        elif not value.is_floating_point():
-            raise TypeError(f"{name}: expected a floating dtype, got {value.dtype}")
-        elif value.dim():
-            raise ValueError(f"{name}: expected a number or a 0-d tensor, got shape {list(value.shape)}")
+        check_scale(name, value, None, query.device)
+    for name, t in (("query", query), ("key", key), ("logit_scale", logit_scale), ("logit_bias", logit_bias)):
+        if isinstance(t, Tensor):
+            in_memory(name, t)
     n, dtype = query.shape[0], compute_dtype(query, key)
     offset = torch.as_tensor(logit_bias, dtype=dtype, device=query.device).expand(n)
     ids = torch.arange(n, device=query.device)
@@ -142,11 +146,11 @@ def triplet(
     >>> fastcl.triplet(x, x, torch.zeros(2, 2), margin=1.5).item()  # 0 - 1 + 1.5
     0.5
     """
-    ops._matrix("anchor", anchor)
+    check_tensor("anchor", anchor, ("N", "D"))
     for name, t in (("positive", positive), ("negative", negative)):
-        ops._matrix(name, t, anchor.shape[0], anchor.shape[1], anchor.device)
-    check_batch(anchor, positive, None, 1.0, reduction, None)
-    check_weight(weight, len(anchor), anchor.device)
+        check_tensor(name, t, tuple(anchor.shape), anchor.device)
+    check_reduction(reduction)
+    check_weight(weight, anchor.shape[0], anchor.device)
     check_constant("margin", margin, lambda x: x > 0, "above 0")
     return reduced(F.relu(_dot(anchor, negative) - _dot(anchor, positive) + margin), reduction, weight)
 
@@ -166,8 +170,7 @@ def jensen_shannon(
     >>> round(fastcl.jensen_shannon(x, x, torch.zeros(5, 2)).item(), 4)  # log(1 + e^-1) + log 2
     1.0064
     """
-    check_batch(query, positive_key, negative_keys, 1.0, reduction, None)
-    check_weight(weight, len(query), query.device)
+    _check(query, positive_key, negative_keys, reduction, weight)
     positive = softplus(-_dot(query, positive_key))
     count = max(1, negative_keys.shape[-2])
     if negative_keys.dim() == 2:

@@ -59,7 +59,7 @@ def seal_after(seal: Tensor) -> Tensor:
 def empty(capacity: int, dim: int, dtype: torch.dtype, device: torch.device | None = None) -> State:
     return State(
         torch.zeros(capacity, dim, dtype=dtype, device=device),
-        torch.full((capacity,), NO_ID, device=device),
+        torch.full((capacity,), NO_ID, device=device, dtype=torch.int64),
         torch.full((capacity,), EMPTY, dtype=torch.float32, device=device),
         torch.zeros(len(Counters._fields), dtype=torch.int64, device=device),
     )

@@ -4,21 +4,26 @@ What all losses share around the op. No loss formula belongs here, and no simila
 negatives private to a query, which are too few for a kernel.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
+from fastcl.checks import (
+    as_ids,
+    check_reduction,
+    check_temperature,
+    check_tensor,
+    in_memory,
+    is_tensor,
+    matrix,
+    on_device,
+)
 from fastcl.fallback import compute_dtype, no_autocast
 from fastcl.negatives import Columns
-from fastcl.ops import Expected, _functorch_active, contrast
-
-# Private, but present in every torch this package supports: modes that trace see every operation, and answer for it.
-_modes_active = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+from fastcl.ops import Expected, contrast
 
 
 class Queue(Protocol):
@@ -82,6 +87,8 @@ class _Segment(NamedTuple):
 def columns_of(queue: Queue, corrected: bool) -> Columns:
     """corrected: whether the positives have a log q."""
     read = getattr(queue, "columns", None)
+    if read is None and (isinstance(queue, (Tensor, dict)) or not hasattr(queue, "keys")):
+        raise TypeError(f"queue: expected a NegativeQueue, got {type(queue).__name__}; keys of your own: negative_keys")
     return Columns(queue.keys, queue.ids, queue.log_q) if read is None else read(corrected)
 
 
@@ -92,8 +99,7 @@ def _segments(positive_key: Tensor, given: Negatives) -> list[_Segment]:
     if given.keys is not None and given.keys.dim() == 2:
         segments.append(_Segment(given.keys, given.key_ids, given.key_log_q))
     if given.queue is not None:
-        keys, ids, log_q, held = columns_of(given.queue, given.log_q is not None)
-        segments.append(_Segment(keys.detach(), ids, log_q, held=held))
+        segments.append(_queued(given.queue, given.log_q is not None, positive_key))
     return segments
 
 
@@ -107,12 +113,16 @@ def rows_of(
     """`expected`: of a loss over all negatives of the row, log q not yet in it."""
     scale = inverse(temperature, query, positive_key)
     n = query.shape[0]
+    given = _checked(given, n, query.device)
     # Those that learn last: the last one's gradient may be summed on the way, once the others' sums are known.
     segments = sorted(_segments(positive_key, given), key=lambda segment: segment.keys.requires_grad)
     private = given.keys if given.keys is not None and given.keys.dim() == 3 else None
+    if private is not None:  # torch's own products: what the compiled part checks is checked here
+        for name, t in (("query", query), ("positive_key", positive_key), ("negative_keys", private)):
+            in_memory(name, t)
     if not segments and private is None:
         raise ValueError("in_batch: expected True, negative_keys or a queue, got no source of negatives")
-    _check_options(given, segments, n, query.device)
+    _check_corrected(given, segments)
 
     matches: list[tuple[Tensor | None, Tensor | None]] = []
     for segment in segments:
@@ -218,109 +228,53 @@ def inverse(temperature: float | Tensor, *inputs: Tensor) -> float | Tensor:
     return 1.0 / (temperature.to(compute_dtype(*inputs)) if isinstance(temperature, Tensor) else temperature)
 
 
-def readable(t: Tensor) -> bool:
-    """Whether looking at a value of `t` waits for no device and breaks no graph, transform or mode."""
-    return (
-        t.is_cpu
-        and type(t) in (Tensor, Parameter)
-        and not torch.compiler.is_compiling()
-        and not _functorch_active()
-        and _modes_active() == 0
-    )
-
-
 def reduced(per_row: Tensor, reduction: str, weight: Tensor | None) -> Tensor:
     """The losses times their weights, reduced; a mean divides by the number of rows, whatever the weights."""
     return REDUCTIONS[reduction](per_row if weight is None else weight.to(per_row) * per_row)
 
 
-def check_constant(name: str, value: Any, valid: Callable[[float], bool], expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
-    if not (abs(value) < math.inf and valid(value)):
-        raise ValueError(f"{name}: expected a finite number {expected}, got {value}")
-
-
-def positive_number(name: str, value: Any) -> None:
-    check_constant(name, value, lambda x: x > 0, "above 0")
-
-
 def check_batch(
-    query: Any, positive_key: Any, negative_keys: Any, temperature: Any, reduction: str, negative_mode: str | None
+    query: Any,
+    positive_key: Any,
+    negative_keys: Any,
+    temperature: Any,
+    reduction: Any,
+    negative_mode: Any,
+    names: tuple[str, str] = ("query", "positive_key"),  # what the caller's arguments are called
 ) -> None:
-    for name, t in (("query", query), ("positive_key", positive_key), ("negative_keys", negative_keys)):
-        if t is None and name == "negative_keys":
-            continue
-        if not isinstance(t, Tensor):
-            raise TypeError(f"{name}: expected a tensor, got {type(t).__name__}")
-        if not t.is_floating_point():
-            raise TypeError(f"{name}: expected a floating dtype, got {t.dtype}")
-        if t.device != query.device:
-            raise ValueError(f"{name}: expected device {query.device} (where query is), got {t.device}")
+    is_tensor(names[0], query)
+    is_tensor(names[1], positive_key)
     if query.dim() != 2:
-        raise ValueError(f"query: expected shape [N, D], got {list(query.shape)}")
+        raise ValueError(f"{names[0]}: expected shape [N, D], got {list(query.shape)}")
+    on_device(names[1], positive_key, query.device)
     if positive_key.shape != query.shape:
         raise ValueError(
-            f"positive_key: expected shape {list(query.shape)} (that of query), got {list(positive_key.shape)}"
+            f"{names[1]}: expected shape {list(query.shape)} (that of {names[0]}), got {list(positive_key.shape)}"
         )
-    n, d = query.shape
     if negative_mode not in (None, "unpaired", "paired"):
         raise ValueError(f"negative_mode: expected None, 'unpaired' or 'paired', got {negative_mode!r}")
     if negative_keys is not None:
-        shared = negative_keys.dim() == 2 and negative_keys.shape[1] == d and negative_mode != "paired"
-        private = negative_keys.dim() == 3 and negative_keys.shape[::2] == (n, d) and negative_mode != "unpaired"
-        if not (shared or private):
-            wanted = {None: f"[M, {d}] or [{n}, K, {d}]", "unpaired": f"[M, {d}]", "paired": f"[{n}, K, {d}]"}[
-                negative_mode
-            ]
-            raise ValueError(f"negative_keys: expected shape {wanted}, got {list(negative_keys.shape)}")
+        check_negatives(negative_keys, query, negative_mode)
     check_reduction(reduction)
-    check_temperature(temperature, n)
+    check_temperature(temperature, query.shape[0], query.device)
 
 
-def check_reduction(reduction: str) -> None:
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction: expected 'mean', 'sum' or 'none', got {reduction!r}")
-
-
-def check_temperature(temperature: Any, n: int) -> None:
-    if isinstance(temperature, Tensor):
-        if not temperature.is_floating_point():
-            raise TypeError(f"temperature: expected a floating dtype, got {temperature.dtype}")
-        if temperature.shape not in ((), (n,)):
-            raise ValueError(
-                f"temperature: expected a number or a tensor of shape [] or [{n}], got {list(temperature.shape)}"
-            )
-    else:
-        positive_number("temperature", temperature)
-
-
-def check_tensor(
-    name: str,
-    t: Any,
-    shape: tuple[int | str, ...],  # a letter where any size goes
-    device: torch.device | None = None,
-    *,
-    integer: bool = False,
-    least: int = 0,  # rows
-) -> None:
-    """Refuses what is not an int64 (or floating) tensor of this shape, on this device if one is named."""
-    if not isinstance(t, Tensor) or (t.dtype != torch.int64 if integer else not t.is_floating_point()):
-        wanted = "an int64 tensor" if integer else "a floating tensor"
-        raise TypeError(f"{name}: expected {wanted}, got {getattr(t, 'dtype', type(t).__name__)}")
-    fits = t.dim() == len(shape) and all(
-        size == wanted for size, wanted in zip(t.shape, shape, strict=True) if isinstance(wanted, int)
-    )
-    if not fits or (least and t.shape[0] < least):
-        at_least = f" with {shape[0]} >= {least}" if least else ""
-        raise ValueError(f"{name}: expected shape [{', '.join(map(str, shape))}]{at_least}, got {list(t.shape)}")
-    if device is not None and t.device != device:
-        raise ValueError(f"{name}: expected device {device} (where the other inputs are), got {t.device}")
-
-
-def check_weight(weight: Tensor | None, n: int, device: torch.device) -> None:
-    if weight is not None:
-        check_tensor("weight", weight, (n,), device)
+def check_negatives(negative_keys: Any, query: Tensor, negative_mode: str | None = None) -> None:
+    if isinstance(negative_keys, (int, float)):
+        raise TypeError(
+            f"negative_keys: expected a tensor, got {type(negative_keys).__name__}; a temperature is given by name, "
+            f"temperature={negative_keys}"
+        )
+    is_tensor("negative_keys", negative_keys)
+    on_device("negative_keys", negative_keys, query.device)
+    n, d = query.shape
+    shared = negative_keys.dim() == 2 and negative_keys.shape[1] == d and negative_mode != "paired"
+    private = negative_keys.dim() == 3 and negative_keys.shape[::2] == (n, d) and negative_mode != "unpaired"
+    if not (shared or private):
+        wanted = {None: f"[M, {d}] or [{n}, K, {d}]", "unpaired": f"[M, {d}]", "paired": f"[{n}, K, {d}]"}[
+            negative_mode
+        ]
+        raise ValueError(f"negative_keys: expected shape {wanted}, got {list(negative_keys.shape)}")
 
 
 def check_symmetric(given: Negatives, temperature: float | Tensor) -> None:
@@ -331,21 +285,36 @@ def check_symmetric(given: Negatives, temperature: float | Tensor) -> None:
         raise ValueError(f"symmetric: expected a single temperature, got one a row {list(temperature.shape)}")
 
 
-def _check_options(given: Negatives, segments: list[_Segment], n: int, device: torch.device) -> None:
+def _checked(given: Negatives, n: int, device: torch.device) -> Negatives:
+    """`given` with ids as int64."""
     per_key = None if given.keys is None else tuple(given.keys.shape[:-1])
-    for name, t, shape, integer in (
-        ("ids", given.ids, (n,), True),
-        ("negative_ids", given.key_ids, per_key, True),
-        ("log_q", given.log_q, (n,), False),
-        ("negative_log_q", given.key_log_q, per_key, False),
-    ):
-        if t is None:
-            continue
-        if shape is None:
+    for name, t in (("negative_ids", given.key_ids), ("negative_log_q", given.key_log_q)):
+        if t is not None and per_key is None:
             raise ValueError(f"{name}: expected negative_keys to go with it, got none")
-        check_tensor(name, t, shape, device, integer=integer)
-    if given.key_ids is not None and given.ids is None:
-        raise ValueError("ids: expected the ids of the positives to compare negative_ids with, got None")
+    if given.ids is not None:
+        given = given._replace(ids=as_ids("ids", given.ids, (n,), device))
+    if given.key_ids is not None and per_key is not None:
+        if given.ids is None:
+            raise ValueError("ids: expected the ids of the positives to compare negative_ids with, got None")
+        given = given._replace(key_ids=as_ids("negative_ids", given.key_ids, per_key, device))
+    if given.log_q is not None:
+        check_tensor("log_q", given.log_q, (n,), device)
+    if given.key_log_q is not None and per_key is not None:
+        check_tensor("negative_log_q", given.key_log_q, per_key, device)
+    return given
+
+
+def _queued(queue: Queue, corrected: bool, query: Tensor) -> _Segment:
+    keys, ids, log_q, held = columns_of(queue, corrected)
+    matrix("queue", keys, None, query.shape[1], query.device)
+    if ids is not None:
+        ids = as_ids("queue.ids", ids, (keys.shape[0],), query.device)
+    if log_q is not None:
+        check_tensor("queue.log_q", log_q, (keys.shape[0],), query.device)
+    return _Segment(keys.detach(), ids, log_q, held=held)
+
+
+def _check_corrected(given: Negatives, segments: list[_Segment]) -> None:
     corrected = [given.log_q is not None]
     corrected += [s.log_q is not None for s in segments if s.held is None and s.keys.shape[0]]
     corrected += [given.key_log_q is not None] if given.keys is not None and given.keys.dim() == 3 else []

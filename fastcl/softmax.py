@@ -8,18 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastcl.checks import as_ids, check_reduction, check_temperature, check_tensor, check_weight, readable
 from fastcl.losses import infonce, softplus
 from fastcl.ops import Expected, contrast
-from fastcl.rows import (
-    Queue,
-    check_reduction,
-    check_temperature,
-    check_tensor,
-    check_weight,
-    inverse,
-    readable,
-    reduced,
-)
+from fastcl.rows import Queue, inverse, reduced
 
 
 def sampled_softmax(
@@ -132,10 +124,10 @@ def linear_cross_entropy(
     n, d = query.shape
     check_tensor("table", table, ("V", d), query.device, least=1)
     v = table.shape[0]
-    check_tensor("target", target, (n,), query.device, integer=True)
+    target = as_ids("target", target, (n,), query.device)
     if bias is not None:
         check_tensor("bias", bias, (v,), query.device)
-    check_temperature(temperature, n)
+    check_temperature(temperature, n, query.device)
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index: expected an int, got {type(ignore_index).__name__}")
     check_reduction(reduction)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from fastcl import fallback, ops
+from fastcl.checks import check_scale, functorch_active, matrix, packed, vector
 
 # As in ops.py, an absent tensor crosses the op boundary as an empty one.
 ops._lib.define(
@@ -177,6 +178,9 @@ class _SoftplusSum(Function):
         return *(g if needed else None for g, needed in zip(found, needs, strict=True)), *(None,) * 5
 
 
+_NAMES = ("query", "key", "scale", "offset", "bias", "row_id", "col_id")
+
+
 def softplus_sum(
     query: Tensor,  # [N, D]
     key: Tensor,  # [M, D]
@@ -201,29 +205,19 @@ def softplus_sum(
     >>> [round(v, 4) for v in total.tolist()]  # 3 log 2
     [2.0794, 2.0794]
     """
-    ops._matrix("query", query)
+    matrix("query", query)
     n, d = query.shape
-    ops._matrix("key", key, None, d, query.device)
-    m = key.shape[0]
-    if not isinstance(scale, (Tensor, int, float)) or isinstance(scale, bool):
-        raise TypeError(f"scale: expected a number or a tensor, got {type(scale).__name__}")
-    if isinstance(scale, Tensor) and scale.dim():
-        ops._vector("scale", scale, n, ops._FLOATS, query.device)
-    for name, t, length in (("offset", offset, n), ("bias", bias, m)):
-        if t is not None:
-            ops._vector(name, t, length, ops._FLOATS, query.device)
-    if (row_id is None) != (col_id is None):
-        missing = "row_id" if row_id is None else "col_id"
-        raise ValueError(f"{missing}: expected both row_id and col_id or neither, got one of them")
-    for name, t, length in (("row_id", row_id, n), ("col_id", col_id, m)):
-        if t is not None:
-            ops._vector(name, t, length, (torch.int64,), query.device)
+    matrix("key", key, None, d, query.device)
+    check_scale("scale", scale, n, query.device)
+    if offset is not None:
+        vector("offset", offset, n, query.device)
+    row_id, col_id = ops.check_columns(n, key.shape[0], query.device, bias, row_id, col_id)
     none = ops.none_for(query)
-    scale_t, factor = (scale, 1.0) if isinstance(scale, Tensor) else (none, float(scale))
-    optional = (scale_t, offset, bias, row_id, col_id)
-    tensors = [query.contiguous(), key.contiguous(), *(none if t is None else t.contiguous() for t in optional)]
+    scale_t, factor = ops.scale_and_factor(scale, none)
+    given = (query, key, scale_t, offset, bias, row_id, col_id)
+    tensors = [none if t is None else packed(name, t) for name, t in zip(_NAMES, given, strict=True)]
     if torch.compiler.is_compiling():
         tensors = [t.view_as(t) for t in tensors]  # Dynamo refuses a Function that gets one tensor twice
     row_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, scale_t, *tensors[3:4]))
-    transformed = ops._functorch_active()
+    transformed = functorch_active()
     return _SoftplusSum.apply(*tensors, factor, row_grad or transformed, transformed)[0]

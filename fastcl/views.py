@@ -6,19 +6,12 @@ Each is one call of the op over the set against itself, where ids keep a row fro
 import torch
 from torch import Tensor
 
+from fastcl.checks import as_ids, check_reduction, check_temperature, check_tensor, check_weight, positive_number
 from fastcl.fallback import compute_dtype
 from fastcl.losses import infonce
 from fastcl.normalize import normalized
 from fastcl.ops import contrast
-from fastcl.rows import (
-    check_reduction,
-    check_temperature,
-    check_tensor,
-    check_weight,
-    inverse,
-    positive_number,
-    reduced,
-)
+from fastcl.rows import inverse, reduced
 
 
 def nt_xent(
@@ -97,9 +90,9 @@ def supcon(
     tensor([0.1269, 0.1269, 0.0000])
     """
     check_tensor("features", features, ("N", "D"))
-    n, device = len(features), features.device
-    check_tensor("labels", labels, (n,), device, integer=True)
-    check_temperature(temperature, n)
+    n, device = features.shape[0], features.device
+    labels = as_ids("labels", labels, (n,), device)
+    check_temperature(temperature, n, device)
     check_reduction(reduction)
     check_weight(weight, n, device)
     features = normalized(features)

@@ -95,11 +95,11 @@ def test_a_mean_has_the_gradients_of_the_mean_of_the_rows(loss: str, isa: str) -
 
 @pytest.mark.parametrize("name", ["row_shift", "rest", "weight"])
 def test_a_wrong_expectation_is_refused(name: str) -> None:
-    query, key = torch.randn(4, 3, requires_grad=True), torch.randn(9, 3, requires_grad=True)
+    query, key, positive = (torch.randn(rows, 3, requires_grad=True) for rows in (4, 9, 4))
     with pytest.raises(ValueError, match=rf"expected.{name}: expected shape \[4\], got \[5\]"):
-        fastcl.contrast(query, key, expected=ops.Expected(0.0, **{name: torch.zeros(5)}))
+        fastcl.contrast(query, key, positive, expected=ops.Expected(0.0, **{name: torch.zeros(5)}))
     with pytest.raises(TypeError, match=rf"expected.{name}: expected dtype float64, .*got torch.int64"):
-        fastcl.contrast(query, key, expected=ops.Expected(0.0, **{name: torch.zeros(4, dtype=torch.int64)}))
+        fastcl.contrast(query, key, positive, expected=ops.Expected(0.0, **{name: torch.zeros(4, dtype=torch.int64)}))
 
 
 AMX = pytest.mark.skipif("amx" not in fastcl.config()["isas"], reason="no AMX here")

@@ -192,7 +192,7 @@ def test_sampled_softmax_gradcheck() -> None:
         ({"table": torch.ones(5, 3)}, ValueError, r"table.*\[V, 4\].*\[5, 3\]"),
         ({"table": torch.ones(0, 4)}, ValueError, r"table.*V >= 1.*\[0, 4\]"),
         ({"table": torch.ones(5, 4, device="meta")}, ValueError, "table.*cpu.*meta"),
-        ({"target": torch.zeros(3)}, TypeError, "target.*int64.*float32"),
+        ({"target": torch.zeros(3)}, TypeError, "target.*integer.*float32"),
         ({"target": torch.zeros(2).long()}, ValueError, r"target.*\[3\].*\[2\]"),
         ({"target": torch.tensor([0, 5, 1])}, ValueError, r"target.*\[0, 5\).*5"),
         ({"target": torch.tensor([0, -1, 1])}, ValueError, r"target.*\[0, 5\).*-1"),

@@ -151,7 +151,6 @@ def test_weight_fn_refused(weight_fn: Any, error: type[Exception], message: str)
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"query": torch.ones(0, 4)}, ValueError, r"query.*N >= 1.*\[0, 4\]"),
         ({"positive_key": torch.ones(2, 4)}, ValueError, r"positive_key.*\[3, 4\].*\[2, 4\]"),
         ({"sigma": 0.0}, ValueError, "sigma.*0"),
         ({"sigma": None}, TypeError, "sigma.*None"),

@@ -183,9 +183,11 @@ void backward(const BackwardArguments& a, StableIValue* results) {
     }
   });
   double factor = std::numeric_limits<double>::quiet_NaN();
+  Matrix sums{nullptr, DType::kFloat32};
   if ((wanted.key || wanted.bias) && present(saved.gradient) && (!wanted.bias || present(saved.bias_sum))) {
     vector_of(saved.gradient, p.n, "expected");
     check(saved.gradient.dtype() == dtype, "expected: expected the dtype of lse");
+    sums = matrix_of(saved.key_sum, p.m, p.d, "key_sum");
     if (wanted.bias) {
       vector_of(saved.bias_sum, p.m, "bias_sum");
       check(saved.bias_sum.dtype() == dtype, "bias_sum: expected the dtype of lse");
@@ -195,7 +197,6 @@ void backward(const BackwardArguments& a, StableIValue* results) {
   if (factor == factor) {
     const Buffer<T> factors(p.m);
     for (int64_t j = 0; j < p.m; ++j) factors[j] = static_cast<T>(factor);
-    const Matrix sums = matrix_of(saved.key_sum, p.m, p.d, "key_sum");
     parallel_for(0, p.m, grain(8 * p.d), [&](int64_t begin, int64_t end) {
       if (!wanted.key) return;
       p.kernels.row_combine(factors.get(), sums, nullptr, Matrix{nullptr, DType::kFloat32}, p.d, begin, end,

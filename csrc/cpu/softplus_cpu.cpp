@@ -52,7 +52,7 @@ void backward(const Inputs& in, const Tensor& grad_t, const Tensor& offset, bool
   Side<T> side = p.by_key(in, std::move(shift), weight.get(), bias_grad ? grad : nullptr);
   side.pass.out = {key_grad ? grad_key.write<void>() : nullptr, p.key.dtype};
   side.pass.out_extra = bias_grad ? grad_bias.write<T>() : nullptr;
-  p.driver().run(side.pass, &Kernels<T>::sigmoid);
+  if (key_grad || bias_grad) p.driver().run(side.pass, &Kernels<T>::sigmoid);
 
   results[0] = grad_key.release();
   results[1] = grad_bias.release();

@@ -1,0 +1,174 @@
+"""What the public functions refuse: one function for each kind of argument, and nothing that computes.
+
+Every error names the argument, what was expected and what came: TypeError for types and dtypes, ValueError for shapes,
+devices and values. What crosses into the compiled part is checked there once more, without Python's good messages.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# Of labels and ids: all are compared as int64.
+INTEGERS = (
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+)  # fmt: skip
+# Private, but present in every torch this package supports; without it torch.func would see plain autograd only.
+functorch_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+# The same: modes that trace see every operation, and answer for it.
+_modes_active = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+
+
+def readable(t: Tensor) -> bool:
+    """Whether looking at a value of `t` waits for no device and breaks no graph, transform or mode."""
+    return (
+        t.is_cpu
+        and type(t) in (Tensor, Parameter)
+        and not torch.compiler.is_compiling()
+        and not functorch_active()
+        and _modes_active() == 0
+    )
+
+
+def in_memory(name: str, t: Tensor) -> None:
+    """Refuses a tensor whose memory was given back, as FSDP does with weights: torch would read at address 0."""
+    if readable(t) and t.untyped_storage().nbytes() == 0 and t.numel():
+        raise ValueError(f"{name}: expected a tensor with memory behind it, got one whose storage was freed")
+
+
+def packed(name: str, t: Tensor) -> Tensor:
+    """`t`, contiguous. The compiled part checks the memory behind it; here that is needed where torch copies."""
+    if t.is_contiguous():
+        return t
+    in_memory(name, t)
+    return t.contiguous()
+
+
+def is_tensor(name: str, t: Any, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(t).__name__}")
+    if t.dtype not in dtypes:
+        wanted = "an integer dtype" if dtypes is INTEGERS else "dtype float64, float32, bfloat16 or float16"
+        raise TypeError(f"{name}: expected {wanted}, got {t.dtype}")
+    if t.layout is not torch.strided or t.is_nested:
+        raise TypeError(f"{name}: expected a dense tensor, got {'a nested one' if t.is_nested else t.layout}")
+
+
+def on_device(name: str, t: Tensor, device: torch.device) -> None:
+    if t.device != device:
+        raise ValueError(f"{name}: expected device {device} (where the other inputs are), got {t.device}")
+
+
+def matrix(
+    name: str, t: Any, rows: int | None = None, cols: int | None = None, device: torch.device | None = None
+) -> None:
+    is_tensor(name, t)
+    if t.dim() != 2 or (rows is not None and t.shape[0] != rows) or (cols is not None and t.shape[1] != cols):
+        wanted = f"[{'*' if rows is None else rows}, {'*' if cols is None else cols}]"
+        raise ValueError(f"{name}: expected shape {wanted}, got {list(t.shape)}")
+    if device is not None:
+        on_device(name, t, device)
+
+
+def vector(name: str, t: Any, length: int, device: torch.device, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:
+    is_tensor(name, t, dtypes)
+    if t.shape != (length,):
+        raise ValueError(f"{name}: expected shape [{length}], got {list(t.shape)}")
+    on_device(name, t, device)
+
+
+def check_tensor(
+    name: str,
+    t: Any,
+    shape: tuple[int | str, ...],  # a letter where any size goes
+    device: torch.device | None = None,
+    *,
+    dtypes: tuple[torch.dtype, ...] = FLOATS,
+    least: int = 0,  # rows
+) -> None:
+    """Refuses what is not a tensor of this shape with memory behind it, on this device if one is named."""
+    is_tensor(name, t, dtypes)
+    fits = t.dim() == len(shape) and all(
+        isinstance(wanted, str) or size == wanted for size, wanted in zip(t.shape, shape, strict=True)
+    )
+    if not fits or (least and t.shape[0] < least):
+        at_least = f" with {shape[0]} >= {least}" if least else ""
+        raise ValueError(f"{name}: expected shape [{', '.join(map(str, shape))}]{at_least}, got {list(t.shape)}")
+    if device is not None:
+        on_device(name, t, device)
+    in_memory(name, t)
+
+
+def as_ids(name: str, t: Any, shape: tuple[int | str, ...], device: torch.device | None = None) -> Tensor:
+    """Labels or ids of any integer dtype, as int64."""
+    check_tensor(name, t, shape, device, dtypes=INTEGERS)
+    return t.to(torch.int64)
+
+
+def check_weight(weight: Tensor | None, n: int, device: torch.device) -> None:
+    if weight is not None:
+        check_tensor("weight", weight, (n,), device)
+
+
+def check_scale(name: str, value: Any, n: int | None, device: torch.device) -> None:
+    """A finite number, a 0-d tensor, which the host may hold for any device, or one value for each of `n` rows."""
+    if not isinstance(value, Tensor):
+        check_constant(name, value, lambda _: True, "of any sign", "a number or a tensor")
+    elif n is not None and value.dim():
+        is_tensor(name, value)
+        if value.shape != (n,):
+            expected = f"a number or a tensor of shape [] or [{n}]"
+            raise ValueError(f"{name}: expected {expected}, got shape {list(value.shape)}")
+        on_device(name, value, device)
+    else:
+        is_tensor(name, value)
+        if value.dim():
+            raise ValueError(f"{name}: expected a number or a 0-d tensor, got shape {list(value.shape)}")
+        if value.device != device and not value.is_cpu:
+            raise ValueError(
+                f"{name}: expected device {device} (where the other inputs are) or cpu, got {value.device}"
+            )
+
+
+def check_temperature(temperature: Any, n: int, device: torch.device) -> None:
+    """Values of a tensor are looked at where that costs nothing: on the CPU, outside compiled code and transforms."""
+    if not isinstance(temperature, Tensor):
+        positive_number("temperature", temperature)
+        return
+    check_scale("temperature", temperature, n, device)
+    if not readable(temperature):
+        return
+    in_memory("temperature", temperature)
+    if temperature.dim() == 0:
+        low = high = temperature.detach().item()
+    elif temperature.shape[0]:
+        low, high = (x.item() for x in torch.aminmax(temperature.detach()))
+    else:
+        return
+    if not (low > 0 and high < math.inf):  # NaN is neither
+        raise ValueError(
+            f"temperature: expected finite and above 0, got {high if low > 0 else low}; to learn one, learn its "
+            "logarithm and pass log_temperature.exp()"
+        )
+
+
+def check_reduction(reduction: Any) -> None:
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction: expected 'mean', 'sum' or 'none', got {reduction!r}")
+
+
+def check_constant(
+    name: str, value: Any, valid: Callable[[float], bool], expected: str, kind: str = "a number"
+) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: expected {kind}, got {type(value).__name__}")
+    if not (abs(value) < math.inf and valid(value)):
+        raise ValueError(f"{name}: expected a finite number {expected}, got {value}")
+
+
+def positive_number(name: str, value: Any) -> None:
+    check_constant(name, value, lambda x: x > 0, "above 0")

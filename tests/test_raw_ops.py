@@ -1,0 +1,199 @@
+"""The ops under the public functions, called without Python's checks: wrong lengths, dtypes and memory are refused by
+the compiled part with a RuntimeError; nothing crashes, and nothing is read that is not the caller's.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastcl import fallback, normalize, ops, softplus
+
+pytestmark = pytest.mark.skipif(fallback.FORCED, reason="the compiled kernels alone read raw memory")
+N, M, D = 6, 5, 4
+NONE = torch.empty(0)
+
+
+def _arguments(dtype: torch.dtype = torch.float32) -> dict[str, list]:
+    """Right arguments of each op, by its name."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    g = torch.Generator().manual_seed(0)
+
+    def randn(*shape: int, as_: torch.dtype = wide) -> Tensor:
+        return torch.randn(*shape, generator=g).to(as_)
+
+    q, k, p = randn(N, D, as_=dtype), randn(M, D, as_=dtype), randn(N, D, as_=dtype)
+    row, col = torch.arange(N) % 3, torch.arange(M) % 2
+    columns = [randn(M), row, col, 1.3]
+    forward = [q, k, p, randn(N), *columns, True, True, True, 0.5, randn(N), randn(N), randn(N)]
+    _, lse, *sums = ops._forward(*forward)
+    offset, grad = randn(N), randn(N)
+    unit, inverse = normalize._forward(q)
+    return {
+        "contrast_forward": forward,
+        "contrast_backward": [randn(N), grad, *forward[:7], lse, *sums, 1.3, True, True, True, True, True],
+        "softplus_sum_forward": [q, k, randn(N), offset, *columns, True],
+        "softplus_sum_backward": [grad, q, k, randn(N), offset, *columns, True, True],
+        "normalize_forward": [q],
+        "normalize_backward": [randn(N, D), unit, inverse, q],
+    }
+
+
+RUN = {
+    "contrast_forward": ops._forward,
+    "contrast_backward": ops._backward,
+    "softplus_sum_forward": softplus._forward,
+    "softplus_sum_backward": softplus._backward,
+    "normalize_forward": normalize._forward,
+    "normalize_backward": normalize._backward,
+}
+
+
+def _freed(t: Tensor) -> Tensor:
+    view = torch.cat([t.flatten(), t.flatten()])[t.numel() :].view(t.shape)
+    view.untyped_storage().resize_(0)
+    return view
+
+
+def _cut_short(t: Tensor) -> Tensor:
+    t = t.clone()
+    t.untyped_storage().resize_(t.untyped_storage().nbytes() // 2)
+    return t
+
+
+# What no op takes in the place of any tensor that it reads.
+WRONG = {
+    "one row more": lambda t: torch.cat([t, t[-1:]]),
+    "one row less": lambda t: t[1:],
+    "one feature less": lambda t: t[:, 1:].contiguous(),
+    "one dimension more": lambda t: t[None],
+    "no dimension": lambda t: t.sum().to(t.dtype),
+    "strided": lambda t: torch.stack([t, t], -1)[..., 0],
+    "another kind": lambda t: t.long() if t.is_floating_point() else t.float(),
+    "complex": lambda t: t.to(torch.complex64),
+    "int32": lambda t: t.int(),
+    "float8": lambda t: t.float().to(torch.float8_e4m3fn),
+    "freed": _freed,
+    "cut short": _cut_short,
+}
+
+
+# A single scale is a 0-d tensor, and rows of any number and length are normalised.
+SCALE = {"contrast_forward": 3, "contrast_backward": 5, "softplus_sum_forward": 2, "softplus_sum_backward": 3}
+RIGHT_AFTER_ALL = {(op, place, "no dimension") for op, place in SCALE.items()} | {
+    ("normalize_forward", 0, kind) for kind in ("one row more", "one row less", "one feature less")
+}
+
+
+def _mutants(rng: random.Random, dtype: torch.dtype, op: str) -> tuple[str, list]:
+    arguments = _arguments(dtype)[op]
+    place = rng.choice([i for i, x in enumerate(arguments) if isinstance(x, Tensor)])
+    kind = rng.choice([k for k in WRONG if "feature" not in k or arguments[place].dim() == 2])
+    arguments[place] = WRONG[kind](arguments[place])
+    return f"{op}, argument {place}, {kind}", arguments
+
+
+@pytest.mark.parametrize("op", RUN)
+def test_right_arguments_are_taken(op: str) -> None:
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        found = RUN[op](*_arguments(dtype)[op])
+        assert (found[0] if isinstance(found, tuple) else found).isfinite().all()
+
+
+def _refusal(run: Callable[..., object], arguments: list) -> str:
+    try:
+        run(*arguments)
+    except RuntimeError as error:
+        return str(error)
+    return "taken"
+
+
+def every_wrong_argument_is_refused() -> int:
+    tried = 0
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        right = _arguments(dtype)
+        for op, given in right.items():
+            for place, t in enumerate(given):
+                if not isinstance(t, Tensor):
+                    continue
+                for kind, wrong in WRONG.items():
+                    if "feature" in kind and t.dim() != 2:
+                        continue
+                    if (op, place, kind) in RIGHT_AFTER_ALL:
+                        continue
+                    arguments = list(given)
+                    arguments[place] = wrong(t)
+                    error = _refusal(RUN[op], arguments)
+                    assert "fastcl: " in error, f"{op}, {dtype}, argument {place}, {kind}: {error}"
+                    tried += 1
+    return tried
+
+
+def absent_ones_are_refused_where_they_are_needed() -> int:
+    forward = _arguments()["contrast_forward"]
+    backward = _arguments()["contrast_backward"]
+    cases = [
+        (ops._forward, forward, {2: NONE}),  # a shift without a positive
+        (ops._forward, forward, {2: NONE, 11: float("nan")}),
+        (ops._forward, forward, {1: NONE}),
+        (ops._forward, forward, {6: NONE}),  # ids of rows alone
+        (ops._forward, forward, {5: NONE}),
+        (ops._backward, backward, {4: NONE}),  # the gradient of a positive that is not there
+        (ops._backward, backward, {4: NONE.half()}),
+        (ops._backward, backward, {3: NONE}),
+        (ops._backward, backward, {9: NONE}),
+        (ops._backward, backward, {10: NONE}),
+        (ops._backward, backward, {13: torch.ones(1)}),  # a sum for one column
+        (ops._backward, backward, {13: torch.ones(M, dtype=torch.float64)}),
+    ]
+    for run, right, changes in cases:
+        arguments = [changes.get(i, x) for i, x in enumerate(right)]
+        error = _refusal(run, arguments)
+        assert "fastcl: " in error, f"{changes}: {error}"
+    return len(cases)
+
+
+def random_combinations(count: int, seed: int) -> int:
+    """Two wrong ones at once, and sizes of 0: what comes is a RuntimeError or an answer, never a crash."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        op = rng.choice(list(RUN))
+        dtype = rng.choice([torch.float32, torch.bfloat16, torch.float64, torch.float16])
+        what, arguments = _mutants(rng, dtype, op)
+        for place, x in enumerate(arguments):
+            if isinstance(x, Tensor) and rng.random() < 0.15:
+                shorter, wider = x[:0] if x.dim() else x, torch.zeros_like(x, dtype=torch.float64)
+                arguments[place] = rng.choice([NONE, NONE.to(torch.int64), shorter, wider])
+            elif isinstance(x, bool) and rng.random() < 0.3:
+                arguments[place] = not x
+            elif isinstance(x, float) and rng.random() < 0.3:
+                arguments[place] = rng.choice([0.0, float("nan"), float("inf"), -float("inf"), 1e300])
+        error = _refusal(RUN[op], arguments)
+        assert error == "taken" or "fastcl: " in error, f"{what}: {error}"
+    return count
+
+
+def _in_a_child(code: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import test_raw_ops as t; print({code})"],
+        cwd=Path(__file__).parent, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return int(done.stdout)
+
+
+def test_wrong_arguments_are_refused_and_nothing_crashes() -> None:
+    calls = "t.every_wrong_argument_is_refused() + t.absent_ones_are_refused_where_they_are_needed()"
+    assert _in_a_child(f"{calls} + t.random_combinations(1500, 0)") > 2900
+
+
+@pytest.mark.slow
+def test_many_more_combinations_crash_nothing() -> None:
+    assert _in_a_child("t.random_combinations(60000, 1)") == 60000
