@@ -6,11 +6,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors import safe_open
 
-from fastcl.recsys import MODELS, Interactions, SASRec, cli, evaluate, fit, load, register
+from fastcl.recsys import MODELS, Interactions, SASRec, cli, evaluate, fit, load, register, resume, state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PAGE = Path(__file__).parent.parent / "docs" / "contribute" / "adding-a-model.md"
@@ -45,6 +48,66 @@ def test_the_page_trains_evaluates_loads_and_recommends(pooled: Path) -> None:
     model = MODELS["pooled"](split.items, batch=32, seed=0)
     fit(model, split, epochs=20, lr=1e-2, progress=False)
     assert evaluate(model, split.test, counts=split.counts)["recall@10"] > 0.8  # chance: 10 of 23
+
+
+TIED = """
+import torch
+from torch import nn
+from fastcl.recsys import MODELS, register
+from pooled import Pooled
+
+@register
+class Tied(Pooled):
+    name = "tied"
+
+    def __init__(self, items, *, seed=0, **options):
+        super().__init__(items, seed=seed, **options)
+        self.out = nn.Linear(self.config.dim, len(items) + 1, bias=False)
+        self.out.weight = self.item.weight
+        self.register_buffer("frozen", torch.ones(3))
+        self.register_buffer("again", self.frozen)
+        self.overlap()
+
+    def overlap(self):
+        pass
+"""
+
+
+def test_tied_weights_are_trained_saved_loaded_and_resumed(pooled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("tied.py").write_text(TIED)
+    made = __import__("tied").Tied
+    table(Path("log.csv"))
+    split = Interactions.read("log.csv").split()
+    options = {"dim": 8, "batch": 64, "seed": 0}
+    save, saves = state.save, 0
+
+    def save_or_stop(*args: Any) -> None:
+        nonlocal saves
+        save(*args)
+        saves += 1
+        if saves == 2:
+            raise KeyboardInterrupt
+
+    model = made(split.items, **options)
+    fit(model, split, epochs=3, out="whole", progress=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "save", save_or_stop)
+        with pytest.raises(KeyboardInterrupt):
+            fit(made(split.items, **options), split, epochs=3, out="stopped", progress=False)
+    resume("stopped", split, progress=False)
+    assert Path("stopped/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+    loaded = load("stopped")
+    assert loaded.out.weight is loaded.item.weight
+    assert torch.equal(loaded.item.weight, model.item.weight)
+    with safe_open("whole/model.safetensors", "pt") as file:
+        assert sorted(file.keys()) == ["frozen", "item.weight"]
+    # What shares a part of its memory has no such first name.
+    monkeypatch.setattr(made, "overlap", lambda self: self.register_buffer("part", self.item.weight.detach()[2:]))
+    with pytest.raises(ValueError, match="two names; part overlaps item.weight"):
+        fit(made(split.items, **options), split, epochs=1, out="part", progress=False)
+    assert not Path("part").exists()
+    MODELS.pop("tied")
+    sys.modules.pop("tied")
 
 
 def test_the_command_line_uses_a_file_of_the_user(pooled: Path, capsys: pytest.CaptureFixture[str]) -> None:

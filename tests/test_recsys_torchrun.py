@@ -132,6 +132,40 @@ def test_the_command(table: Path, runs: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "config.json").read_text())["processes"] == 2
 
 
+def test_what_one_process_refuses_all_refuse_at_once(table: Path, tmp_path: Path) -> None:
+    """In a group of one's own, which nothing else ends: without agreement the others would wait for its time-out."""
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("")
+    script, store = Path(__file__).with_name("refuse_ranks.py"), tmp_path / "store"
+    started = [
+        subprocess.Popen([sys.executable, script, str(rank), store, table, tmp_path], stdout=-1, stderr=-1, text=True)
+        for rank in (0, 1)
+    ]
+    said = []
+    for process in started:
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, err
+        said.append([json.loads(line) for line in out.splitlines()])
+    expected = [
+        ("out", "FileExistsError", 0, "exists and is not empty"),
+        ("split", "AttributeError", 1, "has no attribute"),
+        ("options", "ValueError", 1, "epochs: expected at least 1"),
+        ("settings", "ValueError", None, "lr: expected the same in all processes, got 0.1 in process 0 and 0.2"),
+        ("models", "ValueError", None, "model: expected the same in all processes"),
+        ("record", "ValueError", 1, "expected what JSON can hold"),
+        ("full", "OSError", 0, "no space"),
+        ("resume", "FileNotFoundError", None, "not a run folder"),
+        ("end", "none", None, ""),
+    ]
+    for rank in (0, 1):
+        for (case, kind, seconds, text), (name, wanted, culprit, words) in zip(said[rank], expected, strict=True):
+            assert (case, kind) == (name, wanted), text
+            assert words in text
+            assert seconds < 20
+            if culprit is not None:
+                assert (f"(in process {culprit} of 2)" in text) == (rank != culprit)
+
+
 @pytest.mark.parametrize(
     ("model_class", "options"),
     [

@@ -89,8 +89,6 @@ def export(
     queries = queries.take(np.sort(rng.permutation(len(queries))[:QUERIES]))
     with torch.inference_mode(), serving(model):
         vectors = model.item_vectors()[1:].float().contiguous()
-        if not vectors.isfinite().all():
-            raise ValueError("model: expected item vectors of finite numbers, got NaN or infinity")
         written = WRITERS[to](vectors.numpy(force=True), index)
         recall = _recall(model, vectors, queries, k, written.search)
         per_history = len(model.encode(queries.take(np.zeros(1, np.int64))).flatten(0, -2))
@@ -151,6 +149,8 @@ def _recall(
         query = model.encode(histories).float()
         exact = inner_products(query, vectors).topk(k).indices
         scores = model.scores(histories)[:, 1:]
+        if not scores.isfinite().all():
+            raise ValueError("model: expected vectors of finite numbers, got NaN or infinity")
         best = scores.topk(k).values
         # By score, not by item: rounding may swap two items that the model scores alike.
         if not torch.allclose(scores.gather(1, exact), best, rtol=1e-4, atol=1e-4 * float(best.abs().max())):

@@ -33,8 +33,10 @@ def held(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            (folder / NAME).unlink(missing_ok=True)
-            os.close(descriptor)
+            try:
+                (folder / NAME).unlink(missing_ok=True)
+            finally:
+                os.close(descriptor)
     finally:
         for place in made:
             try:

@@ -83,13 +83,10 @@ def enough_memory() -> Iterator[None]:
         full = isinstance(error, MemoryError) or re.search(
             r"can't allocate memory|not enough memory|out of memory|overflowed", text
         )
-        if not full or text.startswith("not enough memory:"):
+        if not full or text.startswith("not enough memory"):
             raise
-        bytes_wanted = re.search(r"allocate (\d+) bytes|allocate ([\d.]+ \w+)", text)
-        wanted = ""
-        if bytes_wanted:
-            wanted = bytes_wanted[2] or f"{int(bytes_wanted[1]) / 2**30:.1f} GiB"
-            wanted = f" ({wanted} at once)"
+        asked = re.search(r"allocate ([\d.]+ \w+)", text)
+        wanted = f" to allocate {asked[1]} at once" if asked else ""
         advice = "smaller settings of the model (dim, batch, max_len), or fewer items"
         raise MemoryError(f"not enough memory{wanted}: expected a machine with more, or {advice}") from error
 

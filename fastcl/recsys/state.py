@@ -24,6 +24,8 @@ from fastcl.recsys.options import above, at_least, between, one_of
 
 METRICS = ("ndcg@10", "recall@10")
 PRECISIONS = ("float32", "bfloat16")
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+THREADS = 4096  # more than a machine has: starting them would be an attack on it
 LAST = "last.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # what Adam keeps of each parameter that had a gradient
 # Settings that may be changed in a run that goes on: they decide nothing of the result, or its last bits alone.
@@ -55,6 +57,9 @@ class Settings:
         one_of(SEEN, "seen", self.seen)
         one_of(METRICS, "metric", self.metric)
         one_of(PRECISIONS, "precision", self.precision)
+        one_of(DEVICES, "device", self.device)
+        if self.threads > THREADS:
+            raise ValueError(f"threads: expected at most {THREADS}, got {self.threads}")
         between(0.0, float("inf"), "save_every", self.save_every)
         if self.patience is not None:
             at_least(1, "patience", self.patience)
@@ -181,8 +186,10 @@ def _moments(
 ) -> dict[int, dict[str, Tensor]]:
     """The optimiser's state by the number of the parameter; ValueError where one would not fit it."""
     learning = dict(model.named_parameters())
-    having = {key.partition("/")[2] for key in found} if named is None else schema.parse(named, f"{path}: moments")
-    schema.fits(list(having), list[str], f"{path}: moments")
+    having = sorted({key.partition("/")[2] for key in found})
+    if named is not None:  # not of a run of version 1
+        having = schema.parse(named, f"{path}: moments")
+        schema.fits(having, list[str], f"{path}: moments")
     expected = {f"{kind}/{name}" for name in having for kind in MOMENTS}
     odd = sorted((found.keys() ^ expected) | {name for name in having if name not in learning})
     if odd:
@@ -195,6 +202,8 @@ def _moments(
     for name in having:
         for kind in MOMENTS:
             tensor, like = found[f"{kind}/{name}"], learning[name]
+            if not (tensor.is_floating_point() and bool(tensor.isfinite().all()) and bool(like.isfinite().all())):
+                raise ValueError(f"{path}: {name}: expected finite weights and finite {kind}, got others")
             shape, dtype = (torch.Size(), torch.float32) if kind == "step" else (like.shape, like.dtype)
             if tensor.shape != shape or tensor.dtype != dtype:
                 wanted, got = f"{dtype} {list(shape)}", f"{tensor.dtype} {list(tensor.shape)}"

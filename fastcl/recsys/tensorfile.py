@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastcl.recsys.writing import write_parts
 
-PIECE = 2**24  # bytes
+PIECE = 2**22  # bytes
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
