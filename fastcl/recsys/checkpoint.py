@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fastcl
 from fastcl.recsys import lock, schema, tensorfile, writing
 from fastcl.recsys.data import Items
 from fastcl.recsys.models import MODELS, Model
-from fastcl.recsys.modelstate import aliases, distinct
+from fastcl.recsys.modelstate import distinct, with_aliases
 from fastcl.recsys.tensorfile import require_safetensors as require_safetensors
 
 FORMAT = "fastcl-run"
@@ -163,15 +163,25 @@ def build(folder: Path) -> Model:
 
 def fill(model: Model, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Loads a state dict that came from `path`, of which tied weights are once in it; ValueError where one differs."""
-    check_tensors(distinct(model), tensors, path)
+    check_tensors(model, tensors, path)
     try:
-        model.load_state_dict({**tensors, **{alias: tensors[name] for alias, name in aliases(model).items()}})
+        model.load_state_dict(with_aliases(model, tensors))
     except (RuntimeError, ValueError, TypeError) as error:
         raise ValueError(f"{path}: does not belong to config.json and items.json ({error})") from error
 
 
-def check_tensors(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path) -> None:
-    """ValueError where `found` has other names or shapes than `wanted`, or whole numbers for fractions."""
+def check_tensors(model: Model, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """ValueError where `tensors` have other names or shapes than the model's, or whole numbers for fractions.
+
+    Modules that load their state themselves (a queue) are left out: they know what else it may look like.
+    """
+    own = tuple(
+        f"{name}."
+        for name, module in model.named_modules()
+        if type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
+    )
+    wanted = {name: tensor for name, tensor in distinct(model).items() if not name.startswith(own)}
+    found = {name: tensor for name, tensor in tensors.items() if not name.startswith(own)}
     odd = sorted(wanted.keys() ^ found.keys())
     if odd:
         what = "no tensor" if odd[0] in wanted else "a tensor too many:"
@@ -179,7 +189,6 @@ def check_tensors(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], pat
     for name, tensor in wanted.items():
         other = found[name]
         alike = other.dtype == tensor.dtype or (other.is_floating_point() and tensor.is_floating_point())
-        # The module that made an extra state knows what it may look like.
         if (other.shape != tensor.shape or not alike) and not name.endswith("_extra_state"):
             shapes = f"expected {tensor.dtype} {list(tensor.shape)}, got {other.dtype} {list(other.shape)}"
             raise ValueError(f"{path}: does not belong to config.json and items.json ({name}: {shapes})")

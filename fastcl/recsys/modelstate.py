@@ -1,6 +1,7 @@
 """The tensors of a model as files have them: each storage once, whatever the number of its names."""
 
 import itertools
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
@@ -12,6 +13,11 @@ def distinct(model: nn.Module) -> dict[str, Tensor]:
     """
     again = aliases(model)
     return {name: tensor for name, tensor in model.state_dict().items() if name not in again}
+
+
+def with_aliases(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `distinct` left out beside it: a whole state dict."""
+    return {**tensors, **{alias: tensors[name] for alias, name in aliases(model).items() if name in tensors}}
 
 
 def aliases(model: nn.Module) -> dict[str, str]:

@@ -21,7 +21,7 @@ from fastcl.recsys.data import Cases, Split
 from fastcl.recsys.loop import Run
 from fastcl.recsys.metrics import NotNumbers, evaluate
 from fastcl.recsys.models import Model
-from fastcl.recsys.modelstate import aliases, distinct
+from fastcl.recsys.modelstate import distinct, with_aliases
 from fastcl.recsys.starting import alike_facts, begin, check_unchanged, enough_memory, own_random_state, reserve
 from fastcl.recsys.state import Settings
 
@@ -217,7 +217,7 @@ def _train(run: Run, progress: bool) -> list[dict[str, Any]]:
             _save(run)
             if report:
                 _say(model.name, settings.epochs, line)
-    model.load_state_dict({**best, **{alias: best[name] for alias, name in aliases(model).items()}})
+    model.load_state_dict(with_aliases(model, best))
     model.eval()
     return run.progress.history
 
@@ -233,7 +233,7 @@ def _best_weights(run: Run) -> dict[str, Tensor]:
         path = run.folder / "model.safetensors"
         wanted = {"model": run.model.name, "belongs": run.facts["belongs"]}
         tensors, facts = checkpoint.read_tensors(path, wanted)
-        checkpoint.check_tensors(distinct(run.model), tensors, path)
+        checkpoint.check_tensors(run.model, tensors, path)
         if facts.get("epoch", best_epoch(run)) != best_epoch(run):
             raise ValueError(f"{path}: expected the weights of epoch {best_epoch(run)}, got those of {facts['epoch']}")
     _publish(run)
@@ -271,7 +271,7 @@ def _published(run: Run) -> dict[str, Tensor] | None:
     try:
         wanted = {"model": run.model.name, "belongs": run.facts["belongs"]}
         tensors, facts = checkpoint.read_tensors(run.folder / "model.safetensors", wanted)
-        checkpoint.check_tensors(distinct(run.model), tensors, run.folder / "model.safetensors")
+        checkpoint.check_tensors(run.model, tensors, run.folder / "model.safetensors")
         whole = checkpoint.read(run.folder / "metrics.jsonl") == _metrics(run).encode()
     except (ValueError, OSError):
         return None
