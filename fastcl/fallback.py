@@ -69,10 +69,15 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
+def finite_or_nan(x: Tensor) -> Tensor:
+    """x with NaN for infinities: times zeros and both signs, an infinite scale would make no sense of most logits."""
+    return x + (x - x).detach()
+
+
 def _row_scale(scale: Tensor, factor: float, n: int, like: Tensor) -> Tensor:
     if scale.dim() == 1 and scale.numel() == 0 and n != 0:
-        return torch.full((n,), factor, dtype=like.dtype, device=like.device)
-    return (scale.to(like) * factor).expand(n)
+        return finite_or_nan(torch.full((n,), factor, dtype=like.dtype, device=like.device))
+    return finite_or_nan(scale.to(like) * factor).expand(n)
 
 
 def _chunks(n: int, m: int) -> Iterator[slice]:
@@ -100,9 +105,10 @@ def _logsumexp(x: Tensor) -> Tensor:
     return (total.masked_fill(empty, 1.0).log() + top).masked_fill(empty, -torch.inf)
 
 
-def _weights(x: Tensor, lse: Tensor) -> Tensor:
-    """exp(x - lse); zero, not NaN, in a row with nothing in its sum."""
-    return torch.exp(x - lse.masked_fill(lse == -torch.inf, torch.inf)[:, None])
+def _weights(x: Tensor, lse: Tensor, row_id: Tensor, col_id: Tensor, rows: slice) -> Tensor:
+    """exp(x - lse); zero, not NaN, in a row with nothing in its sum, and where lse is NaN and the ids are equal."""
+    w = torch.exp(x - lse.masked_fill(lse == -torch.inf, torch.inf)[:, None])
+    return w.masked_fill(row_id[rows, None] == col_id, 0.0) if row_id.numel() else w
 
 
 @no_autocast
@@ -129,7 +135,7 @@ def forward(
         x = _logits(scaled, k, bias, row_id, col_id, rows)
         lse.append(_logsumexp(x))
         if row_grad:
-            mean_key.append(_weights(x, lse[-1]) @ k)
+            mean_key.append(_weights(x, lse[-1], row_id, col_id, rows) @ k)
     nothing = (q.new_empty(0) for _ in range(3))  # each one of its own: an op's results must not share memory
     return pos, torch.cat(lse), torch.cat(mean_key) if row_grad else q.new_empty(0), *nothing
 
@@ -159,12 +165,13 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     q = query.to(lse.dtype)
     # A row with nothing in its sum passes nothing on, whatever a loss on top sends into it.
-    grad_lse = grad_lse.masked_fill(lse == -torch.inf, 0.0)
+    empty = lse == -torch.inf
+    grad_lse = grad_lse.masked_fill(empty, 0.0)
     s = _row_scale(scale, factor, q.shape[0], q)
     # What is not wanted is an empty tensor, each one of its own: an op's results must not share memory.
     d_query, d_key, d_positive, d_scale, d_bias = (q.new_empty(0) for _ in range(5))
     if query_grad or scale_grad:
-        row = grad_lse[:, None] * mean_key
+        row = grad_lse[:, None] * mean_key.masked_fill(empty[:, None], 0.0)
         if positive.dim() == 2:
             row = row + grad_pos[:, None] * positive.to(q)
         if query_grad:
@@ -181,7 +188,8 @@ def backward(
             d_bias = k.new_zeros(k.shape[0])
         scaled = q * s[:, None]
         for rows in _chunks(q.shape[0], k.shape[0]):
-            w = _weights(_logits(scaled, k, bias, row_id, col_id, rows), lse[rows]) * grad_lse[rows, None]
+            x = _logits(scaled, k, bias, row_id, col_id, rows)
+            w = _weights(x, lse[rows], row_id, col_id, rows) * grad_lse[rows, None]
             if key_grad:
                 d_key = torch.addmm(d_key, w.T, scaled[rows])
             if bias_grad:

@@ -137,7 +137,9 @@ def infonce(rows: Rows) -> Tensor:
             inverse propensity weighted one (Zhou et al. 2021, CLRec, Eq. 4).
 
     Returns: float32 (float64 for float64 inputs), [] or [N]. A row without negatives has loss 0 and zero gradient, and
-    counts in the mean. A batch without rows (N = 0) has loss 0, as sum and as mean, and zero gradient.
+    counts in the mean. A batch without rows (N = 0) has loss 0, as sum and as mean, and zero gradient. Infinite logits
+    (see `fastcl.contrast`) give the formula's limit, or NaN where it has none: a negative of +inf a loss of +inf with
+    NaN gradient, a positive of +inf over finite negatives a loss of 0.
 
     Gradients: query, positive_key, negative_keys, temperature, log_q, negative_log_q and weight; the true ones, for any
     upstream gradient.

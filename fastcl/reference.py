@@ -57,6 +57,7 @@ def contrast(
 ) -> tuple[Tensor | None, Tensor]:
     """pos_i = s_i <q_i, p_i> and lse_i = log sum over {j: row_id_i != col_id_j} of exp(s_i <q_i, k_j> + b_j)."""
     dtype = _result_dtype(query, key, positive, scale, bias)
+    scale = _finite_or_nan(scale)
     logits = _similarity(query, key, dtype) * _column(scale)
     if bias is not None:
         logits = logits + bias.to(dtype)
@@ -79,7 +80,10 @@ def infonce(
     negative_mode: str | None = None,
     **options: Any,
 ) -> Tensor:
-    """-log(e^pos / (e^pos + sum_j e^neg_j)): van den Oord et al. 2018, equation 4; `options` as in `fastcl.infonce`."""
+    """-log(e^pos / (e^pos + sum_j e^neg_j)): van den Oord et al. 2018, equation 4; `options` as in `fastcl.infonce`.
+
+    NaN wherever a logit is +inf, as torch's cross_entropy has it; `fastcl.infonce` has the limit where there is one.
+    """
 
     def head(pos: Tensor, neg: Tensor, count: Tensor) -> Tensor:
         logits = torch.cat([pos[:, None], neg], 1)
@@ -296,6 +300,12 @@ def _rows(
 
     empty = (neg == _NEVER).all(1)
     return head(pos, neg, count).masked_fill(empty, 0.0)
+
+
+def _finite_or_nan(scale: float | Tensor) -> float | Tensor:
+    if isinstance(scale, Tensor):
+        return scale + torch.zeros_like(scale).masked_fill(~scale.isfinite(), math.nan)
+    return scale if math.isfinite(scale) else math.nan
 
 
 def _logsumexp(logits: Tensor) -> Tensor:

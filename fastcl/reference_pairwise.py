@@ -24,9 +24,10 @@ def softplus_sum(
 ) -> Tensor:
     """sum over {j: row_id_i != col_id_j} of log(1 + exp(s_i <q_i, k_j> + o_i + b_j))."""
     dtype = torch.float64 if torch.float64 in (query.dtype, key.dtype) else torch.float32
-    logits = (query.to(dtype) @ key.to(dtype).T) * (
-        scale[:, None] if isinstance(scale, Tensor) and scale.dim() else scale
-    )
+    # An infinite scale counts as NaN.
+    scale = torch.as_tensor(scale, dtype=dtype)
+    scale = scale + torch.zeros_like(scale).masked_fill(~scale.isfinite(), math.nan)
+    logits = (query.to(dtype) @ key.to(dtype).T) * (scale[:, None] if scale.dim() else scale)
     if offset is not None:
         logits = logits + offset[:, None]
     if bias is not None:

@@ -2,6 +2,7 @@
 devices without kernels. The counterpart of ops.py with another reducer; formulas of losses do not belong here.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,9 @@ ops._lib.define(
 def _logits(query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor,
             factor: float, dtype: torch.dtype, rows: slice) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Logits of some rows [n, M], -inf where excluded, and the rows of query times their scale [n, D]."""
-    scaled = query[rows].to(dtype) * (scale.to(dtype) if scale.dim() == 0 else _some(scale, rows, dtype, factor))
+    scaled = query[rows].to(dtype) * (
+        fallback.finite_or_nan(scale.to(dtype)) if scale.dim() == 0 else _some(scale, rows, dtype, factor)
+    )
     x = scaled @ key.to(dtype).T
     if offset.numel():
         x = x + offset[rows, None].to(dtype)
@@ -39,7 +42,9 @@ def _logits(query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Ten
 
 
 def _some(scale: Tensor, rows: slice, dtype: torch.dtype, factor: float) -> Tensor | float:
-    return scale[rows, None].to(dtype) if scale.numel() else factor
+    if scale.numel():
+        return fallback.finite_or_nan(scale[rows, None].to(dtype))
+    return factor if math.isfinite(factor) else math.nan
 
 
 @fallback.no_autocast

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fastcl.checks import as_ids, check_reduction, check_temperature, check_tensor, check_weight, positive_number
 from fastcl.fallback import compute_dtype
-from fastcl.losses import infonce
+from fastcl.losses import infonce, softplus
 from fastcl.normalize import normalized
 from fastcl.ops import contrast
 from fastcl.rows import inverse, reduced
@@ -102,12 +102,15 @@ def supcon(
     others = torch.searchsorted(ordered, labels, right=True) - first - 1
     of_class = torch.zeros_like(features).index_add(0, first, features)
     mean_positive = (of_class[first] - features) / others.clamp(min=1)[:, None]
-    row = torch.arange(n, device=device)
-    scale = inverse(temperature, features)
-    pos, lse = contrast(features, features, mean_positive, scale=scale, row_id=row, col_id=row)
-    alone = others == 0
+    # An anchor with a single positive is the one whose loss can go to 0, where lse - pos, with the positive in lse,
+    # would be all rounding. The two of such a class share an id, which leaves the positive out of lse: the loss is
+    # log(1 + exp(lse - pos)) then.
+    single, alone = others == 1, others == 0
+    ids = torch.where(single, first, torch.arange(n, 2 * n, device=device))
+    pos, lse = contrast(features, features, mean_positive, scale=inverse(temperature, features), row_id=ids, col_id=ids)
     assert pos is not None
-    per_row = (lse - pos).masked_fill(alone, 0.0)
+    above = lse - pos
+    per_row = torch.where(single, softplus(above), above).masked_fill(alone, 0.0)
     if reduction == "mean":
         return reduced(per_row, "sum", weight) / (~alone).sum().clamp(min=1)
     return reduced(per_row, reduction, weight)

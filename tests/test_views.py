@@ -148,6 +148,29 @@ def test_supcon_of_two_views_is_nt_xent() -> None:
     torch.testing.assert_close(fastcl.supcon(both, labels, 0.3), fastcl.nt_xent(view1, view2, 0.3))
 
 
+@pytest.mark.parametrize("sizes", [(2,) * 64, (2, 3) * 26, (2, 1, 5) * 16], ids=["pairs", "pairs and triples", "mixed"])
+@pytest.mark.parametrize("temperature", [0.07, 0.05])
+def test_supcon_near_convergence(temperature: float, sizes: tuple[int, ...]) -> None:
+    """Classes of two have losses that go to 0; those of more add at least their log, and are told apart by row."""
+    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    for seed in range(3):
+        g = torch.Generator().manual_seed(seed)
+        centres = F.normalize(torch.randn(len(sizes), 128, generator=g), dim=1)
+        features = centres[labels] + 0.1 / 128**0.5 * torch.randn(len(labels), 128, generator=g)
+        found = []
+        for loss, dtype in ((fastcl.supcon, F32), (reference.supcon, F64)):
+            x = features.to(dtype).requires_grad_()
+            rows = loss(x, labels, temperature, reduction="none")
+            pairs = torch.tensor([sizes[c] == 2 for c in labels.tolist()])
+            found.append((rows.detach().double(), torch.autograd.grad(rows[pairs].mean(), x)[0].double()))
+        (rows, grad), (true_rows, true_grad) = found
+        assert true_rows[pairs].mean() < 1e-3
+        # The rounding of logits of size 1/T, relative to the loss itself.
+        limit = 8 / temperature * 2.0**-24
+        assert ((rows - true_rows).abs() <= limit * true_rows.clamp(min=1e-30)).all()
+        assert (grad - true_grad).norm() <= limit * true_grad.norm()
+
+
 def test_one_sample_has_nothing_to_contrast_with() -> None:
     view = torch.randn(1, 4, requires_grad=True)
     for loss in (fastcl.nt_xent(view, view.detach() + 1), fastcl.supcon(view, torch.tensor([3]))):

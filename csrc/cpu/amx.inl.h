@@ -224,8 +224,8 @@ struct Amx {
   }
 
   // sums are [feature][column in panel].
-  static void sum_columns(const T* weights, int64_t tiles, T* values, int64_t features, const T* factor, const T* extra,
-                          bool add, T* sums) {
+  static void sum_columns(const T* weights, int64_t /*count: the rest has factors of 0*/, int64_t tiles, T* values,
+                          int64_t features, const T* factor, const T* extra, bool add, T* sums) {
     const int64_t rows = tiles * kRows, row_steps = tiles;
     float* parts = values + 2 * steps(features + (extra != nullptr ? 1 : 0)) * row_steps * kData * kTileElements;
     // Line by line: rows i and i + 16 of a step.

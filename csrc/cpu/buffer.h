@@ -3,12 +3,25 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <new>
 #include <utility>
 #include <vector>
 
 namespace fastcl {
+
+// Says what was asked for; kept short enough for no memory to be needed.
+class OutOfMemory : public std::bad_alloc {
+ public:
+  explicit OutOfMemory(size_t bytes) {
+    std::snprintf(text_, sizeof text_, "fastcl: out of memory: no %zu bytes for temporary data", bytes);
+  }
+  const char* what() const noexcept override { return text_; }
+
+ private:
+  char text_[96];
+};
 
 // Free blocks of one thread; what exceeds the limit goes back to the system.
 class BlockCache {
@@ -36,7 +49,7 @@ class BlockCache {
       return block;
     }
     void* data = std::aligned_alloc(kAlignment, bytes);
-    if (data == nullptr) throw std::bad_alloc();
+    if (data == nullptr) throw OutOfMemory(bytes);
     return {data, bytes};
   }
 

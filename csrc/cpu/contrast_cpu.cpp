@@ -28,6 +28,8 @@ struct ExpectedGradient {
   T operator()(int64_t i, const T* pos, const T* lse) const {
     constexpr T infinity = std::numeric_limits<T>::infinity();
     if (lse[i] == -infinity) return 0;
+    if (lse[i] == infinity)
+      return std::numeric_limits<T>::quiet_NaN();  // its weights are not kept; nothing is like NaN
     T other = static_cast<T>(in.shift);
     if (other != -infinity) other += pos[i];
     if (present(in.row_shift)) other += row_shift[i];
@@ -150,9 +152,8 @@ void backward(const BackwardArguments& a, StableIValue* results) {
   // A row with nothing in its sum passes nothing on, whatever a loss on top sends into it.
   Buffer<T> grad_lse(p.n);
   const T *given = a.grad_lse.read<T>(), *lse = saved.lse.read<T>();
-  for (int64_t i = 0; i < p.n; ++i) {
-    grad_lse[i] = lse[i] == -std::numeric_limits<T>::infinity() ? T(0) : given[i];
-  }
+  const auto empty = [&](int64_t i) { return lse[i] == -std::numeric_limits<T>::infinity(); };
+  for (int64_t i = 0; i < p.n; ++i) grad_lse[i] = empty(i) ? T(0) : given[i];
 
   const Matrix mean_key =
       wanted.query || wanted.scale ? matrix_of(saved.mean_key, p.n, p.d, "mean_key") : Matrix{nullptr, DType::kFloat32};
@@ -174,7 +175,7 @@ void backward(const BackwardArguments& a, StableIValue* results) {
     if (wanted.scale) {
       T* g = grad_scale.write<T>();
       p.kernels.row_dot(p.query, mean_key, p.d, begin, end, g);
-      for (int64_t i = begin; i < end; ++i) g[i] *= grad_lse[i];
+      for (int64_t i = begin; i < end; ++i) g[i] = empty(i) ? T(0) : g[i] * grad_lse[i];
       if (has_positive) {
         p.kernels.row_dot(p.query, p.positive, p.d, begin, end, dot.get());
         for (int64_t i = begin; i < end; ++i) g[i] += grad_pos[i] * dot[i];

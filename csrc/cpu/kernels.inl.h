@@ -1,6 +1,18 @@
-// The kernels of one instruction set: the same source, compiled in the includer's target region and namespace.
-// The includer sets FASTCL_ISA_NAMESPACE, FASTCL_VECTOR_BYTES and FASTCL_TILE_ROWS, and includes every header needed
-// beforehand: a header first seen inside a target region would leak its instructions into the rest of the program.
+// The kernels of one instruction set: the same source, compiled in a target region and namespace of its own.
+// The includer sets FASTCL_ISA_NAMESPACE, FASTCL_VECTOR_BYTES, FASTCL_TILE_ROWS and, for more than the compiler's default
+// target, FASTCL_TARGET; and includes every header needed beforehand: a header first seen inside a target region would
+// leak its instructions into the rest of the program.
+
+#ifdef FASTCL_TARGET
+#define FASTCL_PRAGMA_OF(text) _Pragma(#text)
+#define FASTCL_PRAGMA(text) FASTCL_PRAGMA_OF(text)
+#if defined(__clang__)
+FASTCL_PRAGMA(clang attribute push(__attribute__((target(FASTCL_TARGET))), apply_to = function))
+#else
+FASTCL_PRAGMA(GCC push_options)
+FASTCL_PRAGMA(GCC target(FASTCL_TARGET))
+#endif
+#endif
 
 namespace fastcl {
 namespace FASTCL_ISA_NAMESPACE {
@@ -20,3 +32,11 @@ namespace {
 }  // namespace
 }  // namespace FASTCL_ISA_NAMESPACE
 }  // namespace fastcl
+
+#ifdef FASTCL_TARGET
+#if defined(__clang__)
+FASTCL_PRAGMA(clang attribute pop)
+#else
+FASTCL_PRAGMA(GCC pop_options)
+#endif
+#endif

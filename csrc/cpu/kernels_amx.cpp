@@ -7,10 +7,15 @@
 
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "contrast.h"
 
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2,prefer-vector-width=512")
+#if defined(__clang__)  // which uses the whole width without being asked
+#define FASTCL_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2"
+#else
+#define FASTCL_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2,prefer-vector-width=512"
+#endif
 #define FASTCL_ISA_NAMESPACE amx
 #define FASTCL_VECTOR_BYTES 64
 #define FASTCL_TILE_ROWS 12

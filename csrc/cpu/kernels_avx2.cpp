@@ -1,13 +1,15 @@
 // Kernels for AVX2 with FMA and F16C.
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "contrast.h"
 
-#pragma GCC target("avx2,fma,f16c,bmi2")
+#define FASTCL_TARGET "avx2,fma,f16c,bmi2"
 #define FASTCL_ISA_NAMESPACE avx2
 #define FASTCL_VECTOR_BYTES 32
 #define FASTCL_TILE_ROWS 6
@@ -16,8 +18,9 @@
 namespace fastcl {
 static bool supported() {
   __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
-         __builtin_cpu_supports("bmi2");
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;  // a name clang 14 lacks
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c && __builtin_cpu_supports("bmi2");
 }
 
 extern const Isa isa_avx2;

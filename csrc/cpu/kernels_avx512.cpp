@@ -4,21 +4,26 @@
 
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "contrast.h"
 
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2,prefer-vector-width=512")
+#if defined(__clang__)  // which uses the whole width without being asked
+#define FASTCL_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2"
+#else
+#define FASTCL_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2,prefer-vector-width=512"
+#endif
 #define FASTCL_ISA_NAMESPACE avx512
 #define FASTCL_VECTOR_BYTES 64
 #define FASTCL_TILE_ROWS 12
 #include "cpu/kernels.inl.h"
 
 namespace fastcl {
+extern const Isa isa_avx2;
+
 static bool supported() {
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx2") &&
-         __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+  return isa_avx2.supported() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
 extern const Isa isa_avx512;

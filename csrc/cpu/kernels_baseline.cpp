@@ -1,6 +1,7 @@
 // Kernels for whatever the compiler's default target has; on x86-64 that is SSE2.
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "contrast.h"
 

@@ -91,26 +91,23 @@ __attribute__((noinline)) void exclude(const Pass<T>& pass, int64_t row, int64_t
 template <class P>
 struct PanelColumns {
   using T = typename P::T;
-  bool factors, shifts, tags;
-  Vec<T> factor[2], shift[2];
+  bool factors, shifts, tags, partial;
+  Vec<T> factor[2] = {}, shift[2] = {};
+  Mask<T> beyond[2] = {};  // the last column, in a partial panel
   Mask<T> tag[2];
 
   PanelColumns(const Columns<T>& columns, int64_t panel) {
     const int64_t first = panel * P::kColumns, left = columns.count - first;
     factors = P::kRaw && columns.factor != nullptr;
-    shifts = columns.shift != nullptr || left < P::kColumns;
+    shifts = columns.shift != nullptr;
     tags = columns.tag != nullptr;
+    partial = left < P::kColumns;
     for (int i = 0; i < 2; ++i) {
       const int64_t at = first + i * kLanes<T>;
       if (factors) factor[i] = load_some<T>(columns.factor + at, left - i * kLanes<T>);
       if (tags) __builtin_memcpy(&tag[i], columns.tag + at, sizeof tag[i]);
-      if (columns.shift != nullptr) {
-        shift[i] = load(columns.shift + at);
-      } else if (shifts) {
-        for (int64_t c = 0; c < kLanes<T>; ++c) {
-          shift[i][c] = i * kLanes<T> + c < left ? T(0) : -T(__builtin_huge_val());
-        }
-      }
+      if (shifts) shift[i] = load(columns.shift + at);
+      for (int64_t c = 0; partial && c < kLanes<T>; ++c) beyond[i][c] = i * kLanes<T> + c < left ? 0 : -1;
     }
   }
 };
@@ -134,6 +131,11 @@ inline __attribute__((always_inline)) void weigh_row(const Pass<typename P::T>& 
     const Vec<T> s = splat(w.shift[row]);
     x0 += s;
     x1 += s;
+  }
+  if (columns.partial) {  // not by adding -inf: the product of an infinite row and the zeros packed there is NaN
+    const Vec<T> out = splat(-T(__builtin_huge_val()));
+    x0 = columns.beyond[0] ? out : x0;
+    x1 = columns.beyond[1] ? out : x1;
   }
   if (columns.tags) {
     const Mask<T> tag = w.tag[row] - Mask<T>{};
@@ -221,8 +223,9 @@ void walk(const Pass<typename P::T>& pass, const Part<typename P::T>& part, type
     }
     if (part.out != nullptr) {
       const int64_t last = end * W < columns.count ? end * W : columns.count, count = last - first * W;
-      const bool wild = P::pack_values(columns.data, columns.value_factor, columns.extra, pass.features, first * W,
-                                       count, P::kStrip, w.values);
+      const bool wild =
+          P::pack_values(columns.data, offset(columns.value_factor, first * W), offset(columns.extra, first * W),
+                         pass.features, first * W, count, P::kStrip, w.values);
       if (wild) *pass.wild = true;
       P::accumulate(w.weights, w.tiles, count, w.values, pass.features, offset(columns.value_factor, first * W),
                     offset(columns.extra, first * W), part.out);
@@ -264,8 +267,9 @@ void column_sums(const Pass<typename P::T>& pass, const Part<typename P::T>& par
                                           part.row_end - part.row_begin, tiles, scratch);
   if (wild) *pass.wild = true;
   for (int64_t panel = part.panel_begin; panel < part.panel_end; ++panel) {
-    P::sum_columns(part.weights + (panel - part.panel_begin) * tiles * P::kCell, tiles, scratch, pass.features,
-                   columns.factor, columns.extra, columns.add, columns.sums + panel * P::column_sum_elements(features));
+    P::sum_columns(part.weights + (panel - part.panel_begin) * tiles * P::kCell, part.row_end - part.row_begin, tiles,
+                   scratch, pass.features, columns.factor, columns.extra, columns.add,
+                   columns.sums + panel * P::column_sum_elements(features));
   }
   P::end();
 }

@@ -1,6 +1,9 @@
 // What the host code of every op on the CPU shares: inputs in the compute type, packed columns, threads. Owns memory
 // and threads; knows no formula.
 #pragma once
+#include <atomic>
+#include <cmath>
+#include <exception>
 #include <limits>
 
 #include "arguments.h"
@@ -11,9 +14,19 @@
 namespace fastcl {
 
 constexpr double kLog2e = 1.442695040888963407359924681;
-// The driver's threads are torch's own.
+// The driver's threads are torch's own. What f throws there (it allocates) is thrown here once all of them are back:
+// through torch the message would be lost.
 constexpr auto torch_parallel = [](int64_t begin, int64_t end, int64_t grain, const auto& f) {
-  parallel_for(begin, end, grain, f);
+  std::atomic<bool> failed{false};
+  std::exception_ptr failure;
+  parallel_for(begin, end, grain, [&](int64_t from, int64_t to) {
+    try {
+      f(from, to);
+    } catch (...) {
+      if (!failed.exchange(true)) failure = std::current_exception();
+    }
+  });
+  if (failure != nullptr) std::rethrow_exception(failure);
 };
 
 // The active kernels; of those with large tiles, which a tiny problem would mostly fill with padding, the ones below.
@@ -64,7 +77,10 @@ struct Problem {
       kernels.widen_vector(vector_of(in.scale, single ? 1 : n, "scale"), single ? 1 : n, scale.get());
       for (int64_t i = n - 1; i >= 0; --i) scale[i] = static_cast<T>((single ? scale[0] : scale[i]) * in.factor);
     }
-    for (int64_t i = 0; i < n; ++i) log2_scale[i] = static_cast<T>(scale[i] * kLog2e);
+    for (int64_t i = 0; i < n; ++i) {
+      log2_scale[i] = static_cast<T>(scale[i] * kLog2e);
+      if (!std::isfinite(log2_scale[i])) scale[i] = log2_scale[i] = std::numeric_limits<T>::quiet_NaN();
+    }
   }
 
   // What is added to the similarities of `count` rows or columns, in units of log 2, filled up to `length` with -inf.

@@ -73,14 +73,14 @@ struct Fma {
     }
   }
 
-  // Rows [first, first + count) of the matrix times their factors; `extra` is one more feature.
+  // Rows [first, first + count) of the matrix times their factors; `extra` is one more feature. Factor and extra count
+  // from the first row.
   static bool pack_values(Matrix m, const T* factor, const T* extra, int64_t features, int64_t first, int64_t count,
                           int64_t stride, T* values) {
     const int64_t whole = whole_panels(features + (extra != nullptr ? 1 : 0));
     for (int64_t c = 0; c < count; ++c) {
-      const int64_t row = first + c;
-      const T f = factor != nullptr ? factor[row] : T(1);
-      with_row(m, features, row, [&](const auto* x) {
+      const T f = factor != nullptr ? factor[c] : T(1);
+      with_row(m, features, first + c, [&](const auto* x) {
         int64_t d = 0;
         for (; d + kColumns <= features; d += kColumns) {
           T* v = values + d * stride + c * kColumns;
@@ -89,7 +89,7 @@ struct Fma {
         if (d == whole) return;
         T* v = values + d * stride + c * kColumns;
         for (int64_t i = 0; i < kColumns; ++i) v[i] = d + i < features ? T(widen(x[d + i])) * f : T(0);
-        if (extra != nullptr) v[features - d] = extra[row];
+        if (extra != nullptr) v[features - d] = extra[c];
       });
     }
     return false;
@@ -112,28 +112,24 @@ struct Fma {
     }
   }
 
-  // Values for sum_columns; factor and extra count from the first row, and rows up to whole tiles are zeros.
+  // Values for sum_columns.
   static bool pack_column_values(Matrix m, const T* factor, const T* extra, int64_t features, int64_t first,
                                  int64_t count, int64_t tiles, T* values) {
-    const int64_t rows = tiles * kRows, whole = whole_panels(features + (extra != nullptr ? 1 : 0));
-    pack_values(m, factor - first, extra != nullptr ? extra - first : nullptr, features, first, count, rows, values);
-    for (int64_t d = 0; d < whole; d += kColumns) {
-      __builtin_memset(values + d * rows + count * kColumns, 0, (rows - count) * kColumns * sizeof(T));
-    }
-    return false;
+    return pack_values(m, factor, extra, features, first, count, tiles * kRows, values);
   }
 
-  // sums[panel] (+)= weights^T * values over all rows of a part; sums are [panel of features][column][feature].
-  static void sum_columns(const T* weights, int64_t tiles, const T* values, int64_t features,
+  // sums[panel] (+)= weights^T * values over the `count` rows of a part; sums are [panel of features][column][feature].
+  // Rows of padding are left out: where a column is infinite, their weights are NaN.
+  static void sum_columns(const T* weights, int64_t count, int64_t tiles, const T* values, int64_t features,
                           const T* /*factor: in the values*/, const T* extra, bool add, T* sums) {
     const int64_t rows = tiles * kRows, wanted = features + (extra != nullptr ? 1 : 0);
     for (int64_t d = 0; d < wanted; d += kColumns) {
       for (int64_t c = 0; c < kColumns; c += kGroup) {
         T* to = sums + d * kColumns + c * kColumns;
         if (wanted - d > kLanes<T>) {
-          sum_group<2>(weights + c, rows, values + d * rows, add, to);
+          sum_group<2>(weights + c, count, values + d * rows, add, to);
         } else {
-          sum_group<1>(weights + c, rows, values + d * rows, add, to);
+          sum_group<1>(weights + c, count, values + d * rows, add, to);
         }
       }
     }

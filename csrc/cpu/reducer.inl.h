@@ -47,7 +47,8 @@ inline void write_row(const Pass<typename P::T>& pass, const Part<typename P::T>
 }
 
 // Weights with a running maximum (forward). The maximum is raised lazily, only when a similarity exceeds it by 2^8:
-// weights stay far from overflow and most tiles never touch it.
+// weights stay far from overflow and most tiles never touch it. A similarity of +inf never becomes the maximum: its
+// weight is 0 and the row's sum is infinite from there on, so that NaN, which wins, still shows in the sum.
 template <class P, bool kWeights>
 struct LogSumExp {
   using T = typename P::T;
@@ -63,7 +64,10 @@ struct LogSumExp {
   static inline __attribute__((always_inline)) void weigh(Walk<P>& w, int64_t row, int64_t panel, Vec<T> x0,
                                                           Vec<T> x1) {
     if (__builtin_expect(bits_greater(max<T>(x0, x1), splat(w.maximum[row]) + kSlack) != 0, 0)) {
-      raise(w, row, panel, max<T>(x0, x1));
+      Vec<T> x[2] = {x0, x1};  // copies, or x0 and x1 would live in memory
+      raise(w, row, panel, x);
+      x0 = x[0];
+      x1 = x[1];
     }
     const Vec<T> m = splat(w.maximum[row]);
     const Vec<T> w0 = exp2<T>(x0 - m), w1 = exp2<T>(x1 - m);
@@ -75,13 +79,24 @@ struct LogSumExp {
     }
   }
 
-  // Moves the maximum of a row and rescales what was summed relative to the old one.
-  static __attribute__((noinline)) void raise(Walk<P>& w, int64_t row, int64_t panel, Vec<T> x) {
+  // Moves the maximum of a row and rescales what was summed relative to the old one; takes +inf out of x.
+  static __attribute__((noinline)) void raise(Walk<P>& w, int64_t row, int64_t panel, Vec<T> (&x)[2]) {
+    constexpr T infinity = T(__builtin_huge_val());
+    T* sum = w.sum + row * kLanes<T>;
     T highest = w.maximum[row];
-    for (int64_t i = 0; i < kLanes<T>; ++i) highest = x[i] > highest ? x[i] : highest;
+    for (int side = 0; side < 2; ++side) {
+      for (int64_t i = 0; i < kLanes<T>; ++i) {
+        if (x[side][i] == infinity) {
+          x[side][i] = -infinity;
+          sum[0] += infinity;
+        }
+        highest = x[side][i] > highest ? x[side][i] : highest;
+      }
+    }
+    if (highest == w.maximum[row]) return;
     const T factor = std::exp2(w.maximum[row] - highest);
     w.maximum[row] = highest;
-    scale_row(w.sum + row * kLanes<T>, kLanes<T>, factor);
+    if (sum[0] != infinity) scale_row(sum, kLanes<T>, factor);
     scale_row(w.strip_sum + row * kLanes<T>, kLanes<T>, factor);
     if (!kWeights) return;
     for (int64_t p = 0; p < panel; ++p) scale_row(w.row(row, p), P::kColumns, factor);
@@ -116,17 +131,26 @@ struct LogSumExp {
   }
 
   static void combine(const Pass<T>& pass, const Part<T>* parts, int64_t count, int64_t begin, int64_t end) {
+    constexpr T infinity = T(__builtin_huge_val());
     for (int64_t row = begin; row < end; ++row) {
       const int64_t i = row - parts[0].row_begin;
       T highest = parts[0].maximum[i];
       for (int64_t g = 1; g < count; ++g) highest = parts[g].maximum[i] > highest ? parts[g].maximum[i] : highest;
       T sum = 0;
-      for (int64_t g = 0; g < count; ++g) sum += parts[g].sum[i] * std::exp2(parts[g].maximum[i] - highest);
+      for (int64_t g = 0; g < count; ++g) {
+        const T part = parts[g].sum[i];
+        sum += part == infinity ? part : part * std::exp2(parts[g].maximum[i] - highest);
+      }
       pass.reduced[row] = T((double(highest) + std::log2(double(sum))) * 0.693147180559945309417232121458);
-      const T inverse = sum == 0 ? T(0) : 1 / sum;
+      // Nothing in the sum: a mean of zero. Infinite: inf / inf, as in exp(x - lse) of a similarity of +inf.
+      const T inverse = sum == 0 ? T(0) : sum == infinity ? T(__builtin_nan("")) : 1 / sum;
       for (int64_t g = 0; g < count; ++g) parts[g].sum[i] = inverse * std::exp2(parts[g].maximum[i] - highest);
-      if (parts[0].out != nullptr)
-        write_row<P>(pass, parts, count, row, [](const Part<T>& p, int64_t j) { return p.sum[j]; });
+      if (parts[0].out == nullptr) continue;
+      if (sum == 0) {  // also where an infinite column left 0 * inf
+        const int64_t stride = P::whole_panels(pass.features + (pass.columns.extra != nullptr ? 1 : 0));
+        for (int64_t g = 0; g < count; ++g) __builtin_memset(parts[g].out + i * stride, 0, stride * sizeof(T));
+      }
+      write_row<P>(pass, parts, count, row, [](const Part<T>& p, int64_t j) { return p.sum[j]; });
     }
   }
 };

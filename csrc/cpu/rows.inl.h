@@ -1,23 +1,28 @@
 // Work that is linear in the inputs: packing, dot products and combinations of rows.
 // Included once per instruction set, inside its namespace and target region; includes nothing.
 
+// Elements kFirst, kFirst + 1, ... of a and of b in turn.
+template <class T, int kFirst, int... kAt>
+inline __attribute__((always_inline)) Vec<T> interleave(Vec<T> a, Vec<T> b, std::integer_sequence<int, kAt...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, (kFirst + kAt / 2 + kAt % 2 * int(kLanes<T>))...);
+#else
+  return __builtin_shuffle(a, b, Mask<T>{Lane<T>(kFirst + kAt / 2 + kAt % 2 * kLanes<T>)...});
+#endif
+}
+
 // L vectors of L lanes, rows into columns: after log2 L perfect shuffles every element is where its indices swap.
 template <class T>
 inline __attribute__((always_inline)) void transpose(Vec<T> (&v)[kLanes<T>]) {
   constexpr int64_t L = kLanes<T>;
-  Mask<T> low, high;
-#pragma GCC unroll 16
-  for (int64_t i = 0; i < L; ++i) {
-    low[i] = Lane<T>(i / 2 + i % 2 * L);
-    high[i] = Lane<T>(i / 2 + i % 2 * L + L / 2);
-  }
+  constexpr std::make_integer_sequence<int, int(L)> lanes{};
 #pragma GCC unroll 4
   for (int64_t round = 1; round < L; round *= 2) {
     Vec<T> w[L];
 #pragma GCC unroll 16
     for (int64_t i = 0; i < L / 2; ++i) {
-      w[2 * i] = __builtin_shuffle(v[i], v[i + L / 2], low);
-      w[2 * i + 1] = __builtin_shuffle(v[i], v[i + L / 2], high);
+      w[2 * i] = interleave<T, 0>(v[i], v[i + L / 2], lanes);
+      w[2 * i + 1] = interleave<T, int(L / 2)>(v[i], v[i + L / 2], lanes);
     }
 #pragma GCC unroll 16
     for (int64_t i = 0; i < L; ++i) v[i] = w[i];

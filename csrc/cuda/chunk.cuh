@@ -7,7 +7,7 @@ namespace fastcl::cuda {
 
 // In units of log 2; -inf where the column is left out.
 __device__ __forceinline__ float chunk_logit(const Problem& p, float dot, float log2_scale, int64_t row, int64_t j) {
-  if (p.row_id != nullptr && p.row_id[row] == p.col_id[j]) return -kInfinity;
+  if (excluded(p, row, j)) return -kInfinity;
   float shift = p.bias != nullptr ? static_cast<const float*>(p.bias)[j] * kLog2e : 0.f;
   if (p.offset != nullptr) shift += static_cast<const float*>(p.offset)[row] * kLog2e;
   return fmaf(dot, log2_scale, shift);
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) chunk_forward(Problem p, Outputs o, 
       total += fmaf(fmaxf(x, 0.f), kLn2, log1pf(exp2_fast(-fabsf(x))));
       sum += sigmoid(x);
     } else {
-      const float best = fmaxf(top, x);
+      const float best = fminf(fmaxf(top, x), kMostTop);
       sum = fmaf(sum, exp2_fast(top - best), exp2_fast(x - best));
       top = best;
     }
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads) chunk_backward(Problem p, Gradients 
     float weight = 0.f;
     if (p.reducer == Reducer::kSoftplusSum) {
       weight = sigmoid(x) * grad;
-    } else if (const float lse = static_cast<const float*>(g.lse)[row]; lse != -kInfinity) {
+    } else if (const float lse = static_cast<const float*>(g.lse)[row]; lse != -kInfinity && !excluded(p, row, j)) {
       weight = exp2_fast(fmaf(-lse, kLog2e, x)) * grad;
     }
     extra += weight;

@@ -18,7 +18,7 @@ __device__ __forceinline__ double over_block(double v, double* scratch, const F&
 
 // The logit of query i and key j, -inf where it is left out.
 __device__ __forceinline__ double logit(const Problem& p, double scale, int64_t i, int64_t j) {
-  if (p.row_id != nullptr && p.row_id[i] == p.col_id[j]) return -kInfinity;
+  if (excluded(p, i, j)) return -kInfinity;
   const double *query = static_cast<const double*>(p.query) + i * p.features,
                *key = static_cast<const double*>(p.key) + j * p.features;
   double dot = 0;
@@ -53,7 +53,8 @@ __global__ void __launch_bounds__(kThreads) forward_double(Problem p, Outputs o)
   const int64_t i = blockIdx.x;
   const double scale = scale_at<double>(p, i);
   const auto add = [](double a, double b) { return a + b; };
-  const auto most = [](double a, double b) { return a > b ? a : b; };
+  constexpr double kMostDouble = 1.7e308;  // as kMostTop
+  const auto most = [](double a, double b) { return a > b ? (a < kMostDouble ? a : kMostDouble) : b; };
   if (o.pos != nullptr) {
     double dot = 0;
     for (int64_t d = i * p.features + threadIdx.x; d < (i + 1) * p.features; d += kThreads) {
@@ -104,7 +105,9 @@ __global__ void __launch_bounds__(kThreads) backward_double(Problem p, Gradients
     const double lse = i < p.rows && g.lse != nullptr ? static_cast<const double*>(g.lse)[i] : 0.0;
     if (i < p.rows && lse != -kInfinity) {
       const double scale = scale_at<double>(p, i);
-      weight = weight_of(p, logit(p, scale, i, j), lse) * static_cast<const double*>(g.grad_lse)[i];
+      if (!excluded(p, i, j)) {
+        weight = weight_of(p, logit(p, scale, i, j), lse) * static_cast<const double*>(g.grad_lse)[i];
+      }
       extra += weight;
       weight *= scale;
     }

@@ -31,8 +31,19 @@ struct WalkArgs {
   float* out;                         // [splits, rows, features], sums of weights * columns
 };
 
-__device__ __forceinline__ float scale_of(const WalkArgs& p, int64_t query) {
-  return p.scale != nullptr ? p.scale[query * p.scale_step] : 1.f;
+// The largest maximum that weights are relative to. Logits of +inf are above it: their weights, and so the row's sum, are
+// infinite and not inf - inf.
+constexpr float kMostTop = 3e38f;
+
+// x, or NaN for an infinity.
+template <class C>
+__device__ __forceinline__ C finite_or_nan(C x) {
+  return x + (x - x);
+}
+
+// What the similarities of a query are multiplied by.
+__device__ __forceinline__ float scale_of(const WalkArgs& p, int64_t query, float factor) {
+  return finite_or_nan((p.scale != nullptr ? p.scale[query * p.scale_step] : 1.f) * factor);
 }
 
 // Over the four lanes that share a row.
@@ -64,7 +75,7 @@ struct LogSumExp : KeyColumns {
 
   __device__ __forceinline__ LogSumExp() {}
   __device__ __forceinline__ LogSumExp(const WalkArgs& p, int64_t row)
-      : scale(row < p.rows ? scale_of(p, row) * p.log2_factor : 0.f) {}
+      : scale(row < p.rows ? scale_of(p, row, p.log2_factor) : 0.f) {}
   __device__ __forceinline__ float logit(float dot, const Column& c) const { return fmaf(dot, scale, c); }
 
   // Logits of a lane's rows to weights; answers, by row, what its earlier sums are to be multiplied by. Row r is half
@@ -78,6 +89,7 @@ struct LogSumExp : KeyColumns {
       UNROLL for (int n = 0; n < kCols; ++n) {
         UNROLL for (int c = 0; c < 2; ++c) best = fmaxf(best, x[r / 2][n][r % 2 * 2 + c]);
       }
+      best = fminf(best, kMostTop);
       if (kShared) best = over_quad(best, [](float a, float b) { return fmaxf(a, b); });
       const float base = best - E::kHeadroom;
       float part = 0.f;
@@ -115,7 +127,7 @@ struct SoftplusSum : KeyColumns {
 
   __device__ __forceinline__ SoftplusSum() {}
   __device__ __forceinline__ SoftplusSum(const WalkArgs& p, int64_t row)
-      : scale(row < p.rows ? scale_of(p, row) * p.log2_factor : 0.f), shift(row < p.rows ? offset_of(p, row) : 0.f) {}
+      : scale(row < p.rows ? scale_of(p, row, p.log2_factor) : 0.f), shift(row < p.rows ? offset_of(p, row) : 0.f) {}
   __device__ __forceinline__ float logit(float dot, const Column& c) const { return fmaf(dot, scale, c + shift); }
 
   template <int kFrag, int kCols>
@@ -158,11 +170,11 @@ struct KnownSum {
     float2 weight;  // multiplies 2^x: for the gradient of the key, for that of the bias
   };
   static __device__ __forceinline__ Column column(const WalkArgs& p, int64_t i) {
-    const float scale = scale_of(p, i), grad = p.grad_lse[i];
-    // A row with nothing in its sum passes nothing on, whatever a loss on top sends into it.
-    if (!kSoftplus && p.lse[i] == -kInfinity) return outside();
-    const float shift = kSoftplus ? offset_of(p, i) : -p.lse[i] * kLog2e;
-    return {make_float2(scale * p.log2_factor, shift), make_float2(grad * scale * p.factor, grad)};
+    // A row with nothing in its sum passes nothing on, whatever a loss on top sends into it. Its logits, all -inf, stay.
+    const bool empty = !kSoftplus && p.lse[i] == -kInfinity;
+    const float grad = empty ? 0.f : p.grad_lse[i];
+    const float shift = kSoftplus ? offset_of(p, i) : empty ? -kInfinity : -p.lse[i] * kLog2e;
+    return {make_float2(scale_of(p, i, p.log2_factor), shift), make_float2(grad * scale_of(p, i, p.factor), grad)};
   }
   static __device__ __forceinline__ Column outside() { return {make_float2(0.f, -kInfinity), make_float2(0.f, 0.f)}; }
 

@@ -40,7 +40,12 @@ __device__ __forceinline__ void write(void* data, DType dtype, int64_t i, C v) {
 template <class C>
 __device__ __forceinline__ C scale_at(const Problem& p, int64_t row) {
   const C* scale = static_cast<const C*>(p.scale);
-  return (scale != nullptr ? scale[p.one_scale ? 0 : row] : C(1)) * static_cast<C>(p.factor);
+  return finite_or_nan((scale != nullptr ? scale[p.one_scale ? 0 : row] : C(1)) * static_cast<C>(p.factor));
+}
+
+// Whether key j is left out of the sum of query i.
+__device__ __forceinline__ bool excluded(const Problem& p, int64_t i, int64_t j) {
+  return p.row_id != nullptr && p.row_id[i] == p.col_id[j];
 }
 
 template <class C>
@@ -111,7 +116,8 @@ __global__ void __launch_bounds__(kThreads)
     if (o.sum_weight != nullptr) static_cast<float*>(o.sum_weight)[row] = sum;
   }
   if (o.mean_key == nullptr) return;
-  const float share = softplus ? 1.f : sum == 0.f ? 0.f : 1.f / sum;  // nothing in the sum: a mean of zero
+  // Nothing in the sum: a mean of zero. An infinite sum leaves NaN: inf * 0.
+  const float share = softplus ? 1.f : sum == 0.f ? 0.f : 1.f / sum;
   for (int64_t d = lane; d < p.features; d += 32) {
     float mean = 0.f;
     for (int s = 0; s < splits; ++s) {
@@ -136,7 +142,7 @@ __device__ __forceinline__ void row_gradients(const Problem& p, const Gradients&
     const C query = read<C>(p.query, p.dtype, at);
     if (g.positive != nullptr) write(g.positive, p.dtype, at, scale * pos * query);
     if (g.query == nullptr && g.scale == nullptr) continue;
-    C sent = lse * static_cast<const C*>(g.mean_key)[at];
+    C sent = empty ? C(0) : lse * static_cast<const C*>(g.mean_key)[at];
     if (p.positive != nullptr) sent += pos * read<C>(p.positive, p.dtype, at);
     if (g.query != nullptr) write(g.query, p.dtype, at, scale * sent);
     along += query * sent;

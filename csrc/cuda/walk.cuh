@@ -141,6 +141,21 @@ __global__ void __launch_bounds__(kThreads, Tile<E, kDim, kOut>::kMinBlocks) wal
         }
       }
     }
+    if (tile + 1 == tiles) {
+      // What is beyond the last column must be taken out: times zeros an infinite row is NaN, and stays so with -inf.
+#ifdef FAULT_TAIL
+      const int left = static_cast<int>(p.columns + 1 - static_cast<int64_t>(tile) * kColumns);
+#else
+      const int left = static_cast<int>(p.columns - static_cast<int64_t>(tile) * kColumns);
+#endif
+      UNROLL for (int n = 0; n < kCols; ++n) {
+        UNROLL for (int c = 0; c < 2; ++c) {
+          UNROLL for (int r = 0; r < 2 * kFrag; ++r) {
+            if (n * 8 + 2 * quad + c >= left) x[r / 2][n][r % 2 * 2 + c] = -kInfinity;
+          }
+        }
+      }
+    }
     if (ids) {
       // Exclusions are rare: first only compare tags, and look at the ids themselves where some are equal.
       const int* tags = column_tags + (tile & 1) * kColumns + 2 * quad;
