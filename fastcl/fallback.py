@@ -85,13 +85,15 @@ def _chunks(n: int, m: int) -> Iterator[slice]:
     return (slice(a, min(n, a + step)) for a in range(0, max(1, n), step))
 
 
+def _where_ids_meet(x: Tensor, value: float, row_id: Tensor, col_id: Tensor, rows: slice) -> Tensor:
+    return x.masked_fill(row_id[rows, None] == col_id, value) if row_id.numel() else x
+
+
 def _logits(q: Tensor, k: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor, rows: slice) -> Tensor:
     x = q[rows] @ k.T
     if bias.numel():
         x = x + bias.to(x)
-    if row_id.numel():
-        x = x.masked_fill(row_id[rows, None] == col_id, -torch.inf)
-    return x
+    return _where_ids_meet(x, -torch.inf, row_id, col_id, rows)
 
 
 def _logsumexp(x: Tensor) -> Tensor:
@@ -105,10 +107,9 @@ def _logsumexp(x: Tensor) -> Tensor:
     return (total.masked_fill(empty, 1.0).log() + top).masked_fill(empty, -torch.inf)
 
 
-def _weights(x: Tensor, lse: Tensor, row_id: Tensor, col_id: Tensor, rows: slice) -> Tensor:
-    """exp(x - lse); zero, not NaN, in a row with nothing in its sum, and where lse is NaN and the ids are equal."""
-    w = torch.exp(x - lse.masked_fill(lse == -torch.inf, torch.inf)[:, None])
-    return w.masked_fill(row_id[rows, None] == col_id, 0.0) if row_id.numel() else w
+def _weights(x: Tensor, lse: Tensor) -> Tensor:
+    """exp(x - lse); zero, not NaN, in a row with nothing in its sum."""
+    return torch.exp(x - lse.masked_fill(lse == -torch.inf, torch.inf)[:, None])
 
 
 @no_autocast
@@ -135,7 +136,7 @@ def forward(
         x = _logits(scaled, k, bias, row_id, col_id, rows)
         lse.append(_logsumexp(x))
         if row_grad:
-            mean_key.append(_weights(x, lse[-1], row_id, col_id, rows) @ k)
+            mean_key.append(_where_ids_meet(_weights(x, lse[-1]), 0.0, row_id, col_id, rows) @ k)
     nothing = (q.new_empty(0) for _ in range(3))  # each one of its own: an op's results must not share memory
     return pos, torch.cat(lse), torch.cat(mean_key) if row_grad else q.new_empty(0), *nothing
 
@@ -189,7 +190,7 @@ def backward(
         scaled = q * s[:, None]
         for rows in _chunks(q.shape[0], k.shape[0]):
             x = _logits(scaled, k, bias, row_id, col_id, rows)
-            w = _weights(x, lse[rows], row_id, col_id, rows) * grad_lse[rows, None]
+            w = _where_ids_meet(_weights(x, lse[rows]), 0.0, row_id, col_id, rows) * grad_lse[rows, None]
             if key_grad:
                 d_key = torch.addmm(d_key, w.T, scaled[rows])
             if bias_grad:
