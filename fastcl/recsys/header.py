@@ -13,6 +13,7 @@ from pathlib import Path
 
 _ATOMIC_TYPES = ("token", "float", "token_seq", "float_seq")
 _FORMATS = {",": "csv", "\t": "tsv", ";": "semicolon"}
+_SHOWN = 20  # columns that a refusal names
 _SEPARATORS = ("\t", "::", "|", ";", ",")  # the rarer in ids, the earlier
 
 
@@ -69,13 +70,13 @@ def column_of(where: Path | str, header: Sequence[str], option: str, name: str, 
         return header.index(name)
     if name in header:
         raise ValueError(f"{where}: {option} column {name!r} appears {header.count(name)} times")
-    found = ", ".join(map(repr, header))
+    found = ", ".join(map(repr, header[:_SHOWN])) + ", ..." * (len(header) > _SHOWN)
     separator = separator_of(header[0]) if len(header) == 1 else None
     if separator is not None:
         hint = f"the only column is {found}: other separator ({named(separator, prefix)})?"
         raise ValueError(f"{where}: no {option} column {name!r}; {hint}")
     if any(map(_is_number, header)):
-        columns = say(f"{prefix}columns", ",".join(["user", "item", "time", "_"][: len(header)]))
+        columns = say(f"{prefix}columns", ",".join(["user", "item", "time", *"_" * len(header)][: min(len(header), 5)]))
         raise ValueError(
             f"{where}: no {option} column {name!r}; the first line looks like data ({found}): "
             f"expected a line of column names first, or the columns by position ({columns})"

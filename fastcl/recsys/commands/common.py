@@ -117,6 +117,8 @@ def split_of(args: argparse.Namespace) -> dict[str, Any]:
         raise ValueError("--valid, --test: expected both or none, got one")
     if args.valid and (args.split != "last-one" or args.at is not None or args.ties != "input"):
         raise ValueError("--valid, --test: expected no --split, --at or --ties beside files that are split already")
+    if args.split_seed != 0 and args.ties != "random":
+        raise ValueError(f"--split-seed: expected --ties random with it, got {args.split_seed} and --ties {args.ties}")
     return {"how": args.split, "at": args.at, "ties": args.ties, "seed": args.split_seed}
 
 
