@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import choices
 from fastcl.recsys.data import Histories, Interactions
 from fastcl.recsys.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.metrics import evaluate, top_k
@@ -77,3 +79,12 @@ def test_floors_on_amazon_are_near_the_independent_ones(data_dir: Path) -> None:
         result = evaluate(floor, split.test, counts=split.counts, k=(20,))
         assert result["recall@20"] == pytest.approx(recall, rel=0.1)
         assert result["ndcg@20"] == pytest.approx(ndcg, rel=0.1)
+
+
+def test_weights_are_those_that_validation_prefers() -> None:
+    """Of the figures that benchmarks/choices.py measured, none of them on test cases."""
+    rows = [row for row in json.loads(choices.RESULTS.read_text())["rows"] if row["choice"] == "floor"]
+    assert len({row["set"] for row in rows}) == len(choices.SETS) == 8
+    assert len(rows) == 8 * 40
+    best = choices.standing(rows, tuple(choices.FLOOR))[0][1]
+    assert best == {name: getattr(CoOccurrence, name) for name in choices.FLOOR}

@@ -50,9 +50,9 @@ class MultiCLRecConfig:
         the encoder's MLP, which moves all items at once, tells new vectors from old ones instead of items.
     hidden: width of all MLPs. duplicates, time_cuts, time_unit: as in `CLRecConfig`.
     polarity, separation, balance: weights of the auxiliary losses (Eq. 10 to 12), 1 in the paper; 0 leaves one out, as
-        is done with separation here: it also drives the chosen intent away from every target of another one, and
-        where the next intent is hard to foresee that halves recall (movies: test recall@10 0.036 with, 0.066 without).
-        Where three of four targets share an intent it helped (Amazon Tools: validation 0.019 with, 0.015 without).
+        is done with separation here: it also drives the chosen intent away from every target of another one, which
+        helps where targets share an intent (Amazon Tools: validation recall@10 0.019 with, 0.015 without). Which weight
+        a set wants is for its validation to say: `python -m benchmarks.choices separation` measures two sets.
     """
 
     dim: int = 64
