@@ -104,9 +104,9 @@ def check_tensor(
 
 
 def as_ids(name: str, t: Any, shape: tuple[int | str, ...], device: torch.device | None = None) -> Tensor:
-    """Labels or ids of any integer dtype, as int64."""
+    """Labels or ids of any integer dtype and strides, as int64 side by side, as searching wants them."""
     check_tensor(name, t, shape, device, dtypes=INTEGERS)
-    return t.to(torch.int64)
+    return t.to(torch.int64).contiguous()
 
 
 def check_weight(weight: Tensor | None, n: int, device: torch.device) -> None:

@@ -114,7 +114,9 @@ def infonce(rows: Rows) -> Tensor:
         positive_key: [N, D], row i belongs to query i.
         negative_keys: [M, D], shared by all queries, or [N, K, D], private to each. Turns in-batch negatives off unless
             in_batch=True.
-        temperature: T > 0: a number, a 0-d tensor (may learn) or one value a row [N] (may learn).
+        temperature: T > 0: a number, a 0-d tensor (may learn) or one value a row [N] (may learn). What learns is best
+            its logarithm, `temperature=log_temperature.exp()`, which cannot cross 0. Values of a tensor are looked at
+            on the CPU (ValueError); not on other devices, in compiled code and under torch.func, where it would cost.
         reduction: "mean" over the N rows, "sum" or "none" ([N]).
         negative_mode: None (told by the dimensions of negative_keys), "unpaired" ([M, D]) or "paired" ([N, K, D]).
         normalize: divide query, positive_key and negative_keys by their length (16-bit inputs in float32). A zero
@@ -122,10 +124,10 @@ def infonce(rows: Rows) -> Tensor:
         in_batch: use the other rows' positive_key as negatives; None: if negative_keys is None, with or without a
             queue.
         queue: a `NegativeQueue`, used without gradient; never pushed to. An empty one adds nothing.
-        ids: [N], int64, the ids of the positives. In the batch, and in every segment that has ids, columns whose id
-            equals the row's are left out of its sum. Without ids only the row's own positive is left out of the
-            in-batch sum; duplicates stay.
-        negative_ids: [M] or [N, K], int64, the ids of negative_keys.
+        ids: [N], any integer dtype, the ids of the positives. In the batch, and in every segment that has ids, columns
+            whose id equals the row's are left out of its sum. Without ids only the row's own positive is left out of
+            the in-batch sum; duplicates stay.
+        negative_ids: [M] or [N, K], any integer dtype, the ids of negative_keys.
         log_q: [N], log probability with which each positive is sampled as a negative: subtracted from its logit,
             wherever it stands (sampled softmax). Given for every segment or for none; the queue keeps its own.
         negative_log_q: [M] or [N, K], the same for negative_keys.
@@ -136,10 +138,10 @@ def infonce(rows: Rows) -> Tensor:
             1 / q, the inverse of the probability with which the positive was shown, makes any loss of the family an
             inverse propensity weighted one (Zhou et al. 2021, CLRec, Eq. 4).
 
-    Returns: float32 (float64 for float64 inputs), [] or [N]. A row without negatives has loss 0 and zero gradient, and
-    counts in the mean. A batch without rows (N = 0) has loss 0, as sum and as mean, and zero gradient. Infinite logits
-    (see `fastcl.contrast`) give the formula's limit, or NaN where it has none: a negative of +inf a loss of +inf with
-    NaN gradient, a positive of +inf over finite negatives a loss of 0.
+    Returns: float32, or float64 if query or any keys are float64 (dtypes may be mixed), [] or [N]. A row without
+    negatives has loss 0 and zero gradient, and counts in the mean. A batch without rows (N = 0) has loss 0, as sum and
+    as mean, and zero gradient. Infinite logits (see `fastcl.contrast`) give the formula's limit, or NaN where it has
+    none: a negative of +inf a loss of +inf with NaN gradient, a positive of +inf over finite negatives a loss of 0.
 
     Gradients: query, positive_key, negative_keys, temperature, log_q, negative_log_q and weight; the true ones, for any
     upstream gradient.

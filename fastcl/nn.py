@@ -1,14 +1,20 @@
 """The losses as modules: the constructor fixes temperature, reduction and constants, forward takes the tensors.
 
 Formulas and checks stay in losses.py; a module adds no behaviour of its own.
+
+A temperature given as an nn.Parameter learns, but nothing keeps it above 0: an optimizer's step that takes it to 0 or
+below ends in the ValueError of the next call on the CPU. Its logarithm stays positive: keep `log_temperature =
+nn.Parameter(torch.tensor(0.1).log())` in the model and call the function with `temperature=log_temperature.exp()`.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from fastcl import losses, pairwise, softmax, views
+from fastcl.checks import check_reduction
 
 
 class _Loss(nn.Module):
@@ -24,6 +30,10 @@ class _Loss(nn.Module):
         **constants: Any,
     ) -> None:
         super().__init__()
+        check_reduction(reduction)
+        known = [p.name for p in inspect.signature(type(self).function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        for name in constants.keys() - set(known):
+            raise TypeError(f"{name}: expected one of {', '.join(known)}, got an unknown option")
         self.temperature = temperature  # an nn.Parameter is registered, so that it learns with the model
         self.reduction = reduction
         self.negative_mode = negative_mode
@@ -101,6 +111,7 @@ class _Fixed(nn.Module):
 
     def __init__(self, **fixed: Any) -> None:
         super().__init__()
+        check_reduction(fixed.get("reduction", "mean"))
         self.names = tuple(fixed)
         for name, value in fixed.items():
             setattr(self, name, value)

@@ -298,7 +298,8 @@ def contrast(
         query: [N, D], float64, float32, bfloat16 or float16, any strides.
         key: [M, D]; M may be 0.
         positive: [N, D]; without it `pos` is None. The positive takes no part in the sum.
-        scale: 1 / temperature: a number, a 0-d tensor or one value a row [N]. Tensors get their gradient.
+        scale: 1 / temperature: a finite number of any sign, a 0-d tensor or one value a row [N]. Tensors get their
+            gradient and are not looked at: what is infinite or NaN in one makes its row so.
         bias: [M], added to a column's logits (minus the log sampling probability, for instance); -inf takes the column
             out.
         row_id, col_id: [N] and [M], any integer dtype, both or neither: a column whose id equals the row's is left out

@@ -92,7 +92,7 @@ def linear_cross_entropy(
     Args:
         query: [N, D], float64, float32, bfloat16 or float16.
         table: [V, D], the same; V >= 1.
-        target: [N], int64, in [0, V) or ignore_index.
+        target: [N], any integer dtype, in [0, V) or ignore_index.
         bias: [V], floating, added after the division by T; None: 0. -inf takes a class out.
         temperature: T > 0: a number, a 0-d tensor (may learn) or one value a row [N] (may learn).
         ignore_index: rows with this target have loss 0, zero gradient and no part in a mean.

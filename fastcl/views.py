@@ -70,7 +70,7 @@ def supcon(
 
     Args:
         features: [N, D], float64, float32, bfloat16 or float16, normalised here.
-        labels: [N], int64, any values.
+        labels: [N], any integer dtype, any values.
         temperature: T > 0: a number, a 0-d tensor (may learn) or one value an anchor [N] (may learn). The authors' code
             also multiplies the loss by temperature / base_temperature, which is 1 by default and left out here.
         reduction: "mean" over the anchors that have a positive, "sum" or "none" ([N]).

@@ -95,3 +95,33 @@ def test_modules_of_other_shapes_equal_the_functions(
         assert [p is temperature for p in learning.parameters()] == [True]
         learning(*inputs).backward()
         assert temperature.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: fastcl.nn.InfoNCE(temprature=0.2), TypeError, "temprature: expected one of normalize, .*unknown"),
+        (lambda: fastcl.nn.DCL(epsilon=0.2), TypeError, "epsilon: expected one of"),
+        (lambda: fastcl.nn.InfoNCE(reduction="avg"), ValueError, "reduction: expected 'mean'.*avg"),
+        (lambda: fastcl.nn.NTXent(reduction="avg"), ValueError, "reduction: expected 'mean'.*avg"),
+    ],
+)
+def test_a_mistake_is_told_when_a_module_is_made(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
+    fastcl.nn.InfoNCEPlus(epsilon=0.5, lam=1.0, in_batch=True, symmetric=False)
+
+
+def test_a_temperature_that_went_below_zero_is_refused() -> None:
+    x = torch.eye(3, 2)
+    for module in (fastcl.nn.InfoNCE, fastcl.nn.SupCon, fastcl.nn.NTXent, fastcl.nn.LinearCrossEntropy):
+        loss = module(temperature=torch.nn.Parameter(torch.tensor(0.1)))
+        arguments = {
+            "SupCon": (x, torch.tensor([0, 0, 1])),
+            "LinearCrossEntropy": (x, x, torch.tensor([0, 1, 2])),
+        }.get(module.__name__, (x, x))
+        loss(*arguments)
+        with torch.no_grad():
+            loss.temperature -= 0.2
+        with pytest.raises(ValueError, match=r"temperature: expected finite and above 0, got -0\.1.*log_temperature"):
+            loss(*arguments)
