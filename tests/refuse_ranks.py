@@ -35,6 +35,7 @@ def main(rank: int, store: Path, table: Path, folder: Path) -> None:
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
     split = Interactions.read(table, user="who", item="what", time="when").split()
+    dist.barrier()  # one may have begun long before the other
 
     def train(of: Any = split, dim: int = 8, **options: Any) -> None:
         model = SASRec(split.items, seed=0, dim=dim, batch=16, max_len=5)

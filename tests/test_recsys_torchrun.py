@@ -161,7 +161,7 @@ def test_what_one_process_refuses_all_refuse_at_once(table: Path, tmp_path: Path
         for (case, kind, seconds, text), (name, wanted, culprit, words) in zip(said[rank], expected, strict=True):
             assert (case, kind) == (name, wanted), text
             assert words in text
-            assert seconds < 20
+            assert seconds < 50  # the group's time-out is 60
             if culprit is not None:
                 assert (f"(in process {culprit} of 2)" in text) == (rank != culprit)
 
