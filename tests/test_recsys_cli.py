@@ -91,6 +91,7 @@ def test_seen_items_are_kept_where_asked(table: Path, tmp_path: Path, capsys: py
         (["--model", "gru"], "invalid choice"),
         (["--lr", "0"], "--lr: expected a finite number above 0, got 0.0"),
         (["--split", "time"], "--at: expected"),
+        (["--seed", "9" * 20], "--seed: expected whole numbers of at most 64 bits"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(

@@ -114,7 +114,7 @@ def complaint(leaf: argparse.ArgumentParser, words: list[str], capsys: pytest.Ca
     begins = re.split("[:,/ ]", text.removeprefix("argument "))[0]
     given = [part for word in words for part in (word, word.partition("=")[2]) if part]
     known = begins in itertools.chain(*options) or text.startswith(("the following", "unrecognized", *given))
-    known = known or Path(text.partition(": ")[0]).name in {Path(part).name for part in given}
+    known = known or Path(re.split(r":(?:\d+:)? ", text)[0]).name in {Path(part).name for part in given}
     return "" if known else text
 
 
@@ -192,3 +192,32 @@ def test_killed_and_resumed_at_random_moments_ends_alike(folder: Path) -> None:
 
     (whole, killed) = map(load, weights)
     assert all(whole[name].equal(killed[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["evaluate", " "], "argument RUN: expected a path, got ' '"),
+        (
+            ["data", "check", "log.csv", "--encoding=\udcff"],
+            r"argument --encoding: expected text in UTF-8, got '\udcff'",
+        ),
+        (["compare", "sasrec", ""], "argument RUN: expected a path, got ['sasrec', '']"),
+        (["evaluate", "sasrec", "--data", ""], "argument --data: expected a path, got ''"),
+        (
+            [*["train", *BASE["train"]], f"--epochs={'9' * 20}"],
+            "argument --epochs: expected a whole number of at most 64",
+        ),
+        (
+            [*["train", *BASE["train"]], f"--split-seed={'9' * 20}"],
+            "argument --split-seed: expected a whole number of at",
+        ),
+    ],
+)
+def test_what_no_option_can_mean_is_refused_at_once(
+    words: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err

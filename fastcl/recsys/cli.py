@@ -54,7 +54,7 @@ def _command(words: list[str]) -> int:
             _run_file(file)
         parser = build_parser()
         args = parser.parse_args(words)
-        _refuse_empty_paths(args)
+        _check_values(args)
         with warnings.catch_warnings(), _threads(args):
             warnings.showwarning = _note
             args.run(args)
@@ -108,13 +108,25 @@ def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]
         yield parser
 
 
-def _refuse_empty_paths(args: argparse.Namespace) -> None:
-    """An empty path is what an unset variable of the shell leaves; Python takes it for the current folder."""
+def _check_values(args: argparse.Namespace) -> None:
+    """Refuses what no option can mean: a whole number of more than 64 bits, and a blank path, which is what an unset
+    variable of the shell leaves and Python takes for the current folder.
+    """
     for action in args.parser._actions:
-        if not action.option_strings or action.metavar in ("RUN", "FILE", "FOLDER", "CSV"):
-            value = getattr(args, action.dest, None)
-            if "" in (value if isinstance(value, list) else [value]):
-                args.parser.error(f"argument {_label(action)}: expected a path, got ''")
+        value = getattr(args, action.dest, None)
+        values = value if isinstance(value, list) else [value]
+        is_path = not action.option_strings or action.metavar in ("RUN", "FILE", "FOLDER", "CSV")
+        if is_path and any(isinstance(path, str) and not path.strip() for path in values):
+            args.parser.error(f"argument {_label(action)}: expected a path, got {value!r}")
+        if not is_path and any(isinstance(text, str) and not text.isascii() and _undecoded(text) for text in values):
+            args.parser.error(f"argument {_label(action)}: expected text in UTF-8, got {value!r}")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            args.parser.error(f"argument {_label(action)}: expected a whole number of at most 64 bits, got {value}")
+
+
+def _undecoded(text: str) -> bool:
+    """Whether Python put stand-ins for bytes that are no UTF-8, which only a path may have."""
+    return any("\udc80" <= letter <= "\udcff" for letter in text)
 
 
 def _label(action: argparse.Action) -> str:

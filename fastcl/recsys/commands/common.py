@@ -185,4 +185,6 @@ def whole_numbers(option: str, text: str, low: int) -> tuple[int, ...]:
         raise ValueError(f"{option}: expected whole numbers separated by commas, got {text!r}") from None
     for number in numbers:
         at_least(low, option, number)
+        if number >= 2**63:
+            raise ValueError(f"{option}: expected whole numbers of at most 64 bits, got {number}")
     return numbers
