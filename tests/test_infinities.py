@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import gradients, leaves, tolerance
+from conftest import assert_budget, gradients, leaves, tolerance
 from emulated import Kernels
 from problems import DTYPES, F16, F32, F64
 from torch import Tensor
@@ -163,3 +163,63 @@ def test_infonce_over_infinite_logits(isa: str) -> None:
     assert grads[0][[0, 6]].isfinite().all()
     assert grads[0][3].isnan().all()
     assert grads[1][[0, 3, 6]].isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_infinities_of_more_problems(isa: str, dtype: torch.dtype) -> None:
+    seeds = range(60, 800)
+    print(f"{len(seeds)} problems, {check(fastcl.contrast, seeds, dtype)} with an infinite lse")
+
+
+def extreme(seed: int, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Finite numbers at the ends of what there is: subnormal, -0, steep, one row, many columns, edge ids."""
+    g = torch.Generator().manual_seed(seed)
+
+    def any_of(*values: Any) -> Any:
+        return values[int(torch.randint(len(values), (), generator=g))]
+
+    n, m, d = any_of(1, 2, 35), any_of(1, 2, 65, 3000), any_of(1, 2, 33)
+    wide = F64 if dtype == F64 else F32
+    tensors = {}
+    for name, rows in (("query", n), ("key", m), ("positive", n)):
+        x = torch.randn(rows, d, generator=g, dtype=F64) * any_of(1e-45, 1e-30, 1e-6, 1.0, 1.0, 30.0)
+        tensors[name] = any_of(x, x, x.masked_fill(torch.rand(rows, d, generator=g) < 0.5, -0.0)).to(dtype)
+    tensors["scale"] = torch.full((n,), any_of(1e-30, 0.0, 1.0, -1.0, 100.0), dtype=wide)
+    tensors["bias"] = torch.randn(m, generator=g).mul(any_of(0.0, 1.0, 1e4)).to(wide)
+    tensors["bias"][torch.rand(m, generator=g) < any_of(0.0, 0.0, 0.5, 1.0)] = -INF
+    ends = torch.tensor([0, -1, 2**63 - 1, -(2**63), 2**32, 2**31 - 1])
+    ids = {name: ends[torch.randint(6, (size,), generator=g)] for name, size in (("row_id", n), ("col_id", m))}
+    return tensors, any_of({}, ids)
+
+
+def check_extreme(seeds: range) -> None:
+    for dtype in DTYPES:
+        for seed in seeds:
+            tensors, ids = extreme(seed, dtype)
+            wide = {name: x.double() for name, x in tensors.items()}
+            truth, ours = results(reference.contrast, wide, ids), results(fastcl.contrast, tensors, ids)
+            sizes = [x.nan_to_num(0, 0, 0).abs() for x in wide.values()]
+            logits = (sizes[0] @ sizes[1].T * sizes[3][:, None]).max().item() + sizes[4].max().item()
+            logits = max(logits, (sizes[0] * sizes[2]).sum(1).mul(sizes[3]).max().item())
+            steep = sizes[3].max().item()
+            part = {  # what the sums of a result are made of, and may cancel
+                "pos": logits, "lse": 1.0 + logits, "bias": 1.0, "scale": logits / max(steep, 1e-30),
+                "query": steep * max(sizes[1].max().item(), sizes[2].max().item()),
+                "key": steep * sizes[0].max().item(), "positive": 0.0,
+            }  # fmt: skip
+            for name, expected in truth.items():
+                limit = tolerance((F64 if dtype == F64 else F32) if name in ("pos", "lse") else dtype, logits)
+                # The smallest float16 is 6e-8.
+                floor = part[name] + (6e-8 / limit if dtype == F16 else 1e-30)
+                assert_budget(f"{seed} {dtype} {name}", ours[name], ours[name], expected, limit, floor, factor=0.0)
+
+
+def test_numbers_at_the_ends(isa: str) -> None:
+    check_extreme(range(25))
+
+
+@pytest.mark.slow
+def test_numbers_at_the_ends_of_more_problems(isa: str) -> None:
+    check_extreme(range(25, 1000))
+    print("3,900 problems")
