@@ -31,6 +31,12 @@ struct Expected {
   Tensor row_shift, rest, weight;  // [n] or absent
 };
 
+// Without a shift the positive takes no part: log 0. The op is given the lowest double for it, since the JSON in which
+// AOTInductor keeps an op's arguments has no infinity.
+inline double shift_of(double given) {
+  return given <= std::numeric_limits<double>::lowest() ? -std::numeric_limits<double>::infinity() : given;
+}
+
 struct ForwardArguments {
   Inputs in;
   bool row_grad;
@@ -40,7 +46,7 @@ struct ForwardArguments {
       : in{Tensor(stack[0]), Tensor(stack[1]), Tensor(stack[2]), Tensor(stack[3]),
            Tensor(stack[4]), Tensor(stack[5]), Tensor(stack[6]), to_double(stack[7])},
         row_grad(to_bool(stack[8])),
-        expected{to_bool(stack[9]), to_bool(stack[10]), to_double(stack[11]),
+        expected{to_bool(stack[9]), to_bool(stack[10]), shift_of(to_double(stack[11])),
                  Tensor(stack[12]), Tensor(stack[13]),  Tensor(stack[14])} {
     check_matrices(in);
     const double absent = -std::numeric_limits<double>::infinity();

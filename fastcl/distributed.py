@@ -1,8 +1,9 @@
 """Losses over the batches of all processes: gathered keys, a ring of keys, queues; on torch.distributed (gloo, nccl).
 
 No loss formula and no kernel: a loss is given its negatives from elsewhere. Everything here is a collective: every rank
-of the group calls it, in the same order, backward included. Batches may differ in size from rank to rank; the sizes are
-exchanged first.
+of the group calls it, in the same order, backward included. Batches may differ in size from rank to rank, and one may
+be empty: its loss and gradients are 0. The sizes are exchanged first. A call that one rank refuses is refused by all,
+by the others with a RuntimeError that names the rank, so that nobody waits.
 
 Scale: a reduced loss is such that its mean over the ranks is the loss of the one big batch (the ranks' rows, one rank
 after the other), and so is the mean over the ranks of its gradients, which is what DistributedDataParallel takes. Who
@@ -10,8 +11,9 @@ sums the gradients divides by the number of ranks.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -19,11 +21,11 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from fastcl import ops
-from fastcl.checks import as_ids, check_tensor, check_weight
+from fastcl.checks import as_ids, check_tensor, check_weight, matrix
 from fastcl.fallback import compute_dtype
 from fastcl.negatives import Columns, Evicted, NegativeQueue
 from fastcl.normalize import normalized_together
-from fastcl.ring import Group, RingLse, own_ids, padded, sizes_of
+from fastcl.ring import Group, RingLse, agree, own_ids, padded
 from fastcl.rows import Queue, Rows, check_batch, columns_of, inverse, reduced
 
 Loss = Callable[..., Tensor]
@@ -70,11 +72,21 @@ def gather(x: Tensor, group: Group = None) -> Tensor:
     [3, 4]
     >>> dist.destroy_process_group()
     """
+    return _Gather.apply(x, agree(lambda: _rows("x", x), group), group)
+
+
+def _rows(name: str, x: Any) -> tuple[int, object]:
+    """The number of rows, and what ranks have to have alike for the rows to be gathered."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
+        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     if x.dim() == 0:
-        raise ValueError("x: expected rows, shape [N, ...], got shape []")
-    return _Gather.apply(x, sizes_of(x.shape[0], x.device, group), group)
+        raise ValueError(f"{name}: expected rows, shape [N, ...], got shape []")
+    return x.shape[0], (name, list(x.shape[1:]), x.dtype, _learns(x))
+
+
+def _learns(x: Tensor | None) -> bool:
+    """Whether backward will be a collective."""
+    return x is not None and x.requires_grad and torch.is_grad_enabled()
 
 
 def row_ids(count: int, group: Group = None, device: torch.device | str = "cpu") -> Tensor:
@@ -92,8 +104,7 @@ def row_ids(count: int, group: Group = None, device: torch.device | str = "cpu")
     True
     >>> dist.destroy_process_group()
     """
-    device = torch.device(device)
-    return own_ids(sizes_of(count, device, group), device, group)
+    return own_ids(agree(lambda: (count, "row_ids"), group), torch.device(device), group)
 
 
 class _Anonymous(NamedTuple):
@@ -110,12 +121,8 @@ def _both_directions(one: Loss) -> Loss:
 
     @functools.wraps(one)
     def loss(query: Tensor, positive_key: Tensor, *, symmetric: bool = False, **options: Any) -> Tensor:
-        if not symmetric:
-            return one(query, positive_key, **options)
-        for name in ("queue", "log_q"):
-            if options.get(name) is not None:
-                raise ValueError(f"symmetric: expected no {name}, which has no other direction, got {name} as well")
-        return 0.5 * (one(query, positive_key, **options) + one(positive_key, query, **options))
+        there = one(query, positive_key, symmetric=symmetric, **options)
+        return 0.5 * (there + one(positive_key, query, symmetric=symmetric, **options)) if symmetric else there
 
     return loss
 
@@ -126,13 +133,29 @@ def _refuse(options: dict[str, Any], names: tuple[str, ...], why: str) -> None:
             raise ValueError(f"{name}: expected none, {why}, got one")
 
 
-def _check_columns(positive_key: Tensor, ids: Tensor | None, log_q: Tensor | None) -> Tensor | None:
-    """What is sent to other ranks is checked before it travels; ids come back as int64."""
+def _columns(
+    positive_key: Tensor,
+    ids: Tensor | None,
+    log_q: Tensor | None,
+    queue: Any,
+    symmetric: bool,
+    loss: Loss,
+    constants: dict[str, Any],
+) -> tuple[int, object]:
+    """What is sent to other ranks, checked before it travels: its rows, and what has to be alike everywhere."""
+    for name, value in (("queue", queue), ("log_q", log_q)):
+        if symmetric and value is not None:
+            raise ValueError(f"symmetric: expected no {name}, which has no other direction, got {name} as well")
     check_tensor("positive_key", positive_key, ("N", "D"))
     n, device = positive_key.shape[0], positive_key.device
     if log_q is not None:
         check_tensor("log_q", log_q, (n,), device)
-    return None if ids is None else as_ids("ids", ids, (n,), device)
+    if ids is not None:
+        as_ids("ids", ids, (n,), device)
+    rows, keys = _rows("positive_key", positive_key)
+    numbers = sorted((k, v) for k, v in constants.items() if isinstance(v, (bool, int, float, str)))
+    named = {"ids": ids is not None, "log_q": None if log_q is None else (log_q.dtype, _learns(log_q))}
+    return rows, (getattr(loss, "__name__", ""), symmetric, keys, named, numbers)
 
 
 def _share(sizes: list[int], reduction: str) -> float:
@@ -140,14 +163,18 @@ def _share(sizes: list[int], reduction: str) -> float:
     return len(sizes) / (sum(sizes) if reduction == "mean" else 1.0)
 
 
+# Any loss of any arguments, for those that have no local form.
+_ELSE = "over all ranks, call the loss with gathered arguments: loss(fastcl.distributed.gather(x), ...)"
+
+
 def gathered(loss: Loss, group: Group = None) -> Loss:
     """`loss` with the positives of all ranks as negatives: this rank's rows of the big batch's loss (the local form).
 
-    Takes any loss with the arguments of `fastcl.infonce` (`fastcl.sampled_softmax` as well). The returned function
-    takes query, positive_key [N_r, D], and by name the loss's temperature, reduction, normalize, queue, ids, log_q,
-    weight, symmetric and constants, each for this rank's rows; they mean what they mean there, with the big batch in
-    the place of the batch. Without ids a row leaves out its own positive only. Holds the keys of all ranks, unlike
-    `ring`.
+    Takes any loss with the arguments of `fastcl.infonce` (`fastcl.sampled_softmax` as well). Others raise TypeError:
+    give them `gather`ed arguments (siglip, supcon, bpr, uniformity, ...). The returned function takes query,
+    positive_key [N_r, D], and by name the loss's temperature, reduction, normalize, queue, ids, log_q, weight,
+    symmetric and constants, each for this rank's rows; they mean what they mean there, with the big batch in the place
+    of the batch. Without ids a row leaves out its own positive only. Holds the keys of all ranks, unlike `ring`.
 
     Reductions: "mean" is (number of ranks / rows of all ranks) times the sum of this rank's rows, "sum" the number of
     ranks times their sum, for the reason given at the top of this module; "none" gives the rows as they are.
@@ -163,6 +190,12 @@ def gathered(loss: Loss, group: Group = None) -> Loss:
     >>> dist.destroy_process_group()
     """
 
+    taken = inspect.signature(loss).parameters
+    lacks = [name for name in ("ids", "negative_ids", "queue", "log_q") if name not in taken]
+    if lacks and not any(p.kind is p.VAR_KEYWORD for p in taken.values()):
+        name = getattr(loss, "__name__", repr(loss))
+        raise TypeError(f"loss: expected the arguments of fastcl.infonce, got {name} without {lacks[0]}; {_ELSE}")
+
     @functools.wraps(loss, assigned=("__module__", "__name__", "__qualname__"))
     def local(
         query: Tensor,
@@ -172,12 +205,21 @@ def gathered(loss: Loss, group: Group = None) -> Loss:
         queue: Queue | _Anonymous | None = None,
         ids: Tensor | None = None,
         log_q: Tensor | None = None,
+        symmetric: bool = False,
         **options: Any,
     ) -> Tensor:
-        names = ("negative_keys", "negative_mode", "negative_ids", "negative_log_q", "in_batch")
-        _refuse(options, names, "the keys of all ranks take its place")
-        ids = _check_columns(positive_key, ids, log_q)
-        sizes = sizes_of(len(positive_key), positive_key.device, group)
+        def checked() -> tuple[int, object]:
+            names = ("negative_keys", "negative_mode", "negative_ids", "negative_log_q", "in_batch")
+            _refuse(options, names, "the keys of all ranks take its place")
+            check_batch(query, positive_key, None, options.get("temperature", 1.0), reduction, None)
+            check_weight(options.get("weight"), query.shape[0], query.device)
+            if queue is not None:
+                keys = columns_of(cast(Queue, queue), log_q is not None).keys
+                matrix("queue", keys, None, query.shape[1], query.device)
+            return _columns(positive_key, ids, log_q, queue, symmetric, loss, {})
+
+        sizes = agree(checked, group)
+        ids = None if ids is None else as_ids("ids", ids, ("N",))
         if ids is None:
             ids = own_ids(sizes, positive_key.device, group)
             queue = None if queue is None else _Anonymous(queue)
@@ -215,7 +257,7 @@ def ring(loss: Loss, group: Group = None) -> Loss:
     """
     formula = getattr(loss, "__wrapped__", None)
     if formula is None:
-        raise TypeError(f"loss: expected a formula over pos and lse such as fastcl.infonce, got {loss!r}")
+        raise TypeError(f"loss: expected a formula over pos and lse such as fastcl.infonce, got {loss!r}; {_ELSE}")
 
     @functools.wraps(loss, assigned=("__module__", "__name__", "__qualname__"))
     def local(
@@ -228,15 +270,19 @@ def ring(loss: Loss, group: Group = None) -> Loss:
         ids: Tensor | None = None,
         log_q: Tensor | None = None,
         weight: Tensor | None = None,
+        symmetric: bool = False,
         **constants: Any,
     ) -> Tensor:
-        check_batch(query, positive_key, None, temperature, reduction, None)
-        check_weight(weight, len(query), query.device)
-        ids = _check_columns(positive_key, ids, log_q)
+        def checked() -> tuple[int, object]:
+            check_batch(query, positive_key, None, temperature, reduction, None)
+            check_weight(weight, query.shape[0], query.device)
+            inspect.signature(formula).bind(None, **constants)
+            return _columns(positive_key, ids, log_q, None, symmetric, loss, constants)
+
+        sizes = agree(checked, group)
         if normalize:
             query, positive_key = normalized_together(query, positive_key)
-        sizes = sizes_of(len(query), query.device, group)
-        row_id = own_ids(sizes, query.device, group) if ids is None else ids
+        row_id = own_ids(sizes, query.device, group) if ids is None else as_ids("ids", ids, ("N",))
         scale = inverse(temperature, query, positive_key)
 
         def lse_at(factor: float) -> Tensor:
@@ -275,8 +321,12 @@ def push(
     2
     >>> dist.destroy_process_group()
     """
-    queue._check(keys, ids, log_q)
-    sizes = sizes_of(len(keys), keys.device, group)
+
+    def checked() -> tuple[int, object]:
+        queue._check(keys, ids, log_q)
+        return _rows("keys", keys)[0], ("push", keys.dtype, ids is None, log_q is None)
+
+    sizes = agree(checked, group)
 
     def every(t: Tensor | None) -> Tensor | None:
         return None if t is None else _Gather.apply(t.detach(), sizes, group)

@@ -198,7 +198,7 @@ def mises_fisher_weights(query: Tensor, positive_key: Tensor, sigma: float = 0.5
     positive_number("sigma", sigma)
     dtype = compute_dtype(query, positive_key)
     similarity = (query.detach().to(dtype) * positive_key.detach().to(dtype)).sum(1)
-    return 2.0 - len(query) * torch.softmax(similarity / sigma, 0)
+    return 2.0 - query.shape[0] * torch.softmax(similarity / sigma, 0)
 
 
 @_loss(_nothing)
@@ -217,7 +217,7 @@ def dclw(rows: Rows, *, weight_fn: Callable[[Tensor, Tensor], Tensor] = mises_fi
     -2.0
     """
     weights = weight_fn(rows.query, rows.positive_key)
-    check_tensor("weight_fn", weights, (len(rows.pos),), rows.pos.device)
+    check_tensor("weight_fn", weights, (rows.pos.shape[0],), rows.pos.device)
     return _unless_empty(rows, rows.lse - weights * rows.pos)
 
 

@@ -206,7 +206,7 @@ class NegativeQueue(nn.Module):
             for buffer, given, missing in ((self._keys, keys, 0.0), (self._ids, ids, NO_ID), (self._log_q, log_q, 0.0))
         ]
         # From here on nothing is refused.
-        kept = min(count, capacity)
+        kept = capacity if count > capacity else count  # not min(), which leaves a graph of any B a guard
         head, size, has_ids, has_log_q, seal, square = counters.unbind()
         slots = (head + torch.arange(kept, device=counters.device)) % capacity
         # Free slots come first among those to be written, then the oldest entries.

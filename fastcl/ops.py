@@ -5,6 +5,7 @@ and backward. Backward is itself differentiated through the fallback's plain tor
 """
 
 import math
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -124,7 +125,9 @@ def none_for(t: Tensor) -> Tensor:
 # Of the tensors that `contrast` hands over, as their caller calls them.
 _NAMES = ("query", "key", "positive", "scale", "bias", "row_id", "col_id", "row_shift", "rest", "weight")
 # The ops' arguments where nothing is expected: no sums over columns wanted, and none saved.
-PLAIN = (False, False, -math.inf, _NONE, _NONE, _NONE)
+# The shift is the lowest number, which stands for -inf: AOTInductor keeps an op's arguments in JSON, which has none.
+_NO_SHIFT = -sys.float_info.max
+PLAIN = (False, False, _NO_SHIFT, _NONE, _NONE, _NONE)
 NO_SUMS = (_NONE, _NONE, _NONE)
 
 
@@ -348,7 +351,7 @@ def contrast(
     scale_t, factor = scale_and_factor(scale, none)
     # Only the CPU's kernels sum over columns on the way.
     expecting = expected is not None and query.is_cpu and not fallback.FORCED
-    shift, *vectors = expected if expected is not None and expecting else (-math.inf, None, None, None)
+    shift, *vectors = expected if expected is not None and expecting else (_NO_SHIFT, None, None, None)
     given = (query, key, positive, scale_t, bias, row_id, col_id, *vectors)
     tensors = [none if t is None else packed(name, t) for name, t in zip(_NAMES, given, strict=True)]
     if torch.compiler.is_compiling():
@@ -357,7 +360,7 @@ def contrast(
     if functorch_active() or forward_ad._current_level >= 0:  # which has an answer or refuses, as forward mode
         pos, lse, _ = _Functorch.apply(*tensors[:7], factor)
     elif torch.is_grad_enabled() and any([t.requires_grad for t in tensors[:5]]):
-        pos, lse = _Eager.apply(*tensors, factor, shift, expecting)
+        pos, lse = _Eager.apply(*tensors, factor, max(shift, _NO_SHIFT), expecting)
     else:
-        pos, lse, *_ = _forward(*tensors[:7], factor, False, False, False, -math.inf, none, none, none)
+        pos, lse, *_ = _forward(*tensors[:7], factor, False, False, False, _NO_SHIFT, none, none, none)
     return (None if positive is None else pos), lse

@@ -3,6 +3,8 @@
 Knows process groups and blocks of keys; losses and their scale are in distributed.py.
 """
 
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,11 +18,34 @@ from fastcl.fallback import _weights
 Group = dist.ProcessGroup | None
 
 
-def sizes_of(count: int, device: torch.device, group: Group) -> list[int]:
-    """How many rows each rank has; a GPU is waited for."""
-    sizes = list(torch.empty(dist.get_world_size(group), 1, dtype=torch.int64, device=device))
-    dist.all_gather(sizes, torch.tensor([count], device=device), group=group)
-    return [int(size) for size in torch.cat(sizes).tolist()]
+def agree(call: Callable[[], tuple[int, object]], group: Group) -> list[int]:
+    """How many rows each rank has: the first collective of a call, and the last one where something is wrong.
+
+    call: this rank's checks; returns its number of rows and what has to be alike on all ranks. What it raises is raised
+    here, and a RuntimeError that names the rank on all others; so is one where the ranks do not agree. Otherwise the
+    others would wait for a rank that is gone. On a GPU it waits.
+    """
+    error: Exception | None = None
+    count, alike = -1, ""
+    try:
+        count, what = call()
+        alike = repr(what)
+    except Exception as raised:
+        error = raised
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else "cpu"
+    own = torch.tensor([count, zlib.crc32(alike.encode())], device=device)
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, own, group=group)
+    said = torch.stack(found).tolist()
+    if error is not None:
+        raise error
+    refused = [rank for rank, (size, _) in enumerate(said) if size < 0]
+    if refused:
+        raise RuntimeError(f"rank {refused[0]} refused its arguments; nothing was computed (its own error says why)")
+    other = [rank for rank, (_, checksum) in enumerate(said) if checksum != said[0][1]]
+    if other:
+        raise RuntimeError(f"rank {other[0]}: expected arguments of the kinds that rank 0 has; here {alike}")
+    return [size for size, _ in said]
 
 
 def padded(x: Tensor, rows: int) -> Tensor:

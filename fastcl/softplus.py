@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 from fastcl import fallback, ops
 from fastcl.checks import check_scale, functorch_active, matrix, packed, vector
@@ -223,6 +223,8 @@ def softplus_sum(
     tensors = [none if t is None else packed(name, t) for name, t in zip(_NAMES, given, strict=True)]
     if torch.compiler.is_compiling():
         tensors = [t.view_as(t) for t in tensors]  # Dynamo refuses a Function that gets one tensor twice
+    transformed = functorch_active() or forward_ad._current_level >= 0
+    if not transformed and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors[:5]])):
+        return _forward(*tensors, factor, False)[0]
     row_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, scale_t, *tensors[3:4]))
-    transformed = functorch_active()
     return _SoftplusSum.apply(*tensors, factor, row_grad or transformed, transformed)[0]

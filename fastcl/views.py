@@ -46,9 +46,9 @@ def nt_xent(
     check_tensor("view1", view1, ("B", "D"))
     check_tensor("view2", view2, tuple(view1.shape), view1.device)
     both = normalized(torch.cat([view1, view2]))
-    partner = both.roll(len(view1), 0)
+    partner = both.roll(view1.shape[0], 0)
     # One id a sample leaves out the anchor itself and its partner, which comes back as the positive.
-    ids = torch.arange(len(both), device=both.device).remainder_(len(view1))
+    ids = torch.arange(both.shape[0], device=both.device).remainder_(view1.shape[0])
     return infonce(
         both, partner, both, temperature, reduction, normalize=False, ids=ids, negative_ids=ids, weight=weight
     )
@@ -147,7 +147,7 @@ def alignment(
     check_tensor("y", y, tuple(x.shape), x.device)
     positive_number("alpha", alpha)
     check_reduction(reduction)
-    check_weight(weight, len(x), x.device)
+    check_weight(weight, x.shape[0], x.device)
     dtype = compute_dtype(x, y)
     square = (x.to(dtype) - y.to(dtype)).square().sum(1)
     meet = (square == 0) & (alpha < 2)  # the slope of square^(alpha / 2) is infinite there
@@ -180,7 +180,7 @@ def uniformity(x: Tensor, t: float = 2.0) -> Tensor:
     x = x.to(compute_dtype(x))
     # Distances do not change with the origin, and near the points themselves 2<x, y> - |x|^2 - |y|^2 cancels least.
     x = x - x.detach().mean(0)
-    n = len(x)
+    n = x.shape[0]
     row = torch.arange(n, device=x.device)
     bias = -t * x.square().sum(1)
     _, lse = contrast(x, x, scale=2.0 * t, bias=bias, row_id=row, col_id=row)

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -157,6 +158,10 @@ def check_global_form() -> None:
         lambda q, k: fastcl.infonce(q, k, temperature=0.3, symmetric=True),
         lambda q, k: fastcl.nt_xent(q, k),
         lambda q, k: fastcl.supcon(torch.cat([q, k]), torch.cat([labels, labels])),
+        lambda q, k: fastcl.siglip(q, k, 5.0, -2.0),
+        lambda q, k: fastcl.bpr(q, k, k.flip(0)),
+        lambda q, k: fastcl.alignment(q, k),
+        lambda q, k: fastcl.uniformity(q + k),
     ):
         whole = [big[name].clone().requires_grad_() for name in ("query", "positive_key")]
         truth = loss(*whole)
@@ -279,6 +284,77 @@ def check_ddp_leaves_a_local_queue_alone() -> None:
     assert torch.equal(model.queue.keys, torch.full((rank + 1, D), float(rank), dtype=F64))
     assert torch.equal(model.queue.ids, torch.full((rank + 1,), rank))
     assert torch.equal(model.batch_norm.running_mean, torch.zeros(D, dtype=F64)), "the others are still broadcast"
+
+
+def check_ddp_gives_every_rank_the_queue_of_the_first() -> None:
+    model, rank = _Model(), dist.get_rank()
+    model.temperature.requires_grad_(False)
+    own = 3 if rank == 0 else 6
+    model.queue.push(torch.full((own, D), rank + 1.0), torch.full((own,), rank) if rank == 0 else None)
+    wrapped = DistributedDataParallel(model)
+    for _ in range(2):
+        # Not one row of zeros, which nobody pushed, on any rank.
+        assert len(model.queue) == 3
+        assert torch.equal(model.queue.keys, torch.ones(3, D, dtype=F64))
+        assert model.queue.ids is not None
+        assert model.queue.ids.tolist() == [0, 0, 0]
+        if rank:
+            model.queue.push(torch.full((2, D), 9.0))
+        wrapped(torch.ones(2, D, dtype=F64)).sum().backward()
+
+
+def check_a_rank_without_rows() -> None:
+    big = _big()
+    empty = dist.get_world_size() - 1
+    sizes = [*SIZES[:empty], 0]
+    start, n = sum(sizes[: dist.get_rank()]), sizes[dist.get_rank()]
+    for form in FORMS.values():
+        for loss, options in ((fastcl.infonce, {}), (fastcl.infonce, {"symmetric": True}), (fastcl.mine, {})):
+            whole = [big[name][: sum(sizes)].clone().requires_grad_() for name in ("query", "positive_key")]
+            truth = loss(*whole, **options)
+            wanted = torch.autograd.grad(truth, whole)
+            mine = [x.detach()[start : start + n].clone().requires_grad_() for x in whole]
+            value = form(loss)(*mine, **options)
+            torch.testing.assert_close(_mean_over_ranks(value), truth.detach(), rtol=1e-10, atol=1e-10)
+            assert n or value.item() == 0.0
+            for a, b in zip(torch.autograd.grad(value, mine), wanted, strict=True):
+                torch.testing.assert_close(a / dist.get_world_size(), b[start : start + n], rtol=1e-10, atol=1e-10)
+    queue = fastcl.NegativeQueue(8, D, F64)
+    distributed.push(queue, big["query"][start : start + n])
+    assert torch.equal(queue.newest(8).keys, big["query"][: sum(sizes)][-8:])
+
+
+def check_a_mistake_of_one_rank_reaches_all() -> None:
+    good = {"query": torch.ones(2, D), "positive_key": torch.ones(2, D)}
+    wrong = [
+        ({"query": torch.ones(2, D + 1)}, ValueError, "positive_key"),
+        ({"temperature": -1.0}, ValueError, "temperature"),
+        ({"ids": torch.ones(2)}, TypeError, "ids"),
+        ({"symmetric": True, "log_q": torch.ones(2)}, ValueError, "symmetric"),
+        ({"positive_key": None}, TypeError, "positive_key"),
+    ]
+    last = dist.get_world_size() - 1
+    mine = dist.get_rank() == last
+    for form in FORMS.values():
+        for change, error, name in wrong:
+            with pytest.raises(error if mine else RuntimeError) as raised:
+                form(fastcl.infonce)(**{**good, **(change if mine else {})})
+            assert str(raised.value).startswith(name if mine else f"rank {last} refused its arguments"), raised.value
+    # What is no mistake by itself, but on one rank only, would leave the others waiting in backward or before.
+    for change in (
+        {"log_q": torch.ones(2)},
+        {"positive_key": torch.ones(2, D, requires_grad=True)},
+        {"positive_key": torch.ones(2, D).double(), "query": torch.ones(2, D).double()},
+        {"symmetric": True},
+    ):
+        for form in FORMS.values():
+            with pytest.raises(RuntimeError, match=f"rank {last}: expected arguments of the kinds that rank 0 has"):
+                form(fastcl.infonce)(**{**good, **(change if mine else {})})
+    queue = fastcl.NegativeQueue(3, D)
+    for call in (distributed.gather, functools.partial(distributed.push, queue)):
+        with pytest.raises(TypeError if mine else RuntimeError):
+            call("no tensor" if mine else torch.ones(2, D))
+    assert len(queue) == 0
 
 
 CHECKS = {name: function for name, function in list(globals().items()) if name.startswith("check_")}

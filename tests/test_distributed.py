@@ -112,3 +112,13 @@ def test_double_backward_is_never_silently_wrong(form: str, loss: Callable[..., 
         return
     with pytest.raises(RuntimeError, match="double backward"):
         torch.autograd.grad(FORMS[form](loss)(query, key, normalize=False), inputs, create_graph=True)
+
+
+@pytest.mark.usefixtures("_only_rank")
+@pytest.mark.parametrize(
+    "name", ["nt_xent", "supcon", "siglip", "bpr", "uniformity", "alignment", "linear_cross_entropy"]
+)
+@pytest.mark.parametrize("form", list(FORMS))
+def test_losses_of_other_arguments_name_the_way(form: str, name: str) -> None:
+    with pytest.raises(TypeError, match=r"loss: expected.*call the loss with gathered arguments.*gather\(x\)"):
+        FORMS[form](getattr(fastcl, name))
