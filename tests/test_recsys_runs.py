@@ -376,6 +376,10 @@ def test_settings_that_decide_nothing_may_be_changed(
     (run / "config.json").write_text(json.dumps(config | {"save_every": 5.0}))
     assert cli.main(["resume", str(run)]) == 0
     assert "save_every was 600.0 when the run was begun, config.json says 5.0" in capsys.readouterr().err
+    for device in (-1, "x", "meta", [1], "cuda:99"):
+        (run / "config.json").write_text(json.dumps(config | {"device": device}))
+        assert cli.main(["resume", str(run)]) == 2
+        assert "device: expected" in capsys.readouterr().err
     for changes in ({"lr": 0.5}, {"seen": "keep"}, {"epochs": 9}, {"data_sha256": None}):
         (run / "config.json").write_text(json.dumps(config | changes))
         assert cli.main(["resume", str(run)]) == 2

@@ -6,6 +6,7 @@ from typing import Any
 from fastcl.recsys import checkpoint, launch
 from fastcl.recsys.commands.runs import run_folders
 from fastcl.recsys.commands.train import print_result
+from fastcl.recsys.state import Settings
 from fastcl.recsys.train import resume
 
 
@@ -21,6 +22,6 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     checkpoint.require_safetensors()
     folders = run_folders(args.folder)
-    with launch.processes(checkpoint.read_config(folders[0]).get("device", "cpu")):
+    with launch.processes(Settings.recorded(checkpoint.read_config(folders[0])).device):
         for folder in folders:
             print_result(folder, resume(folder, data=args.data), args.json)
