@@ -18,13 +18,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from benchmarks import front_picture, tables_cost, tables_speed, tables_studies
+from benchmarks import front_picture, prepare, tables_cost, tables_speed, tables_studies
 from benchmarks.common import write_text
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "assets" / "speed.svg"
 SOURCES = (tables_speed, tables_cost, tables_studies)
-TABLES: dict[str, Callable[[], str]] = {name: make for module in SOURCES for name, make in module.TABLES.items()}
+TABLES: dict[str, Callable[[], str]] = {
+    **{name: make for module in SOURCES for name, make in module.TABLES.items()},
+    "originals": prepare.listing,
+}
 MARKED = re.compile(r"(<!-- table: (?P<name>[^\n]*?) -->)(?P<old>.*?)(?P<close><!-- end -->)", re.S)
 
 

@@ -1,21 +1,13 @@
 """SimCLR (Chen et al. 2020) on scanned digits: `fastcl.nt_xent` over two augmented views of each image.
 
-Accuracy of a linear probe on the encoder with 10 labels a class, seeds 0 / 1 / 2: untrained 0.747 / 0.759 / 0.745,
-trained 0.844 / 0.830 / 0.841 (raw pixels: 0.728).
+    python -m examples.simclr
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-
-import pytest
 import torch
-from common import augmented, batches, digits, few_labels, image_encoder, probe
 from torch import Tensor, nn
 
 import fastcl
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+from examples.shared import augmented, batches, digits, few_labels, image_encoder, probe
 
 
 def train(images: Tensor, epochs: int = 20) -> nn.Module:
@@ -31,11 +23,15 @@ def train(images: Tensor, epochs: int = 20) -> nn.Module:
     return model
 
 
-def test_views_alone_teach_the_digits(data_dir: Path) -> None:
-    images, labels = digits(data_dir)
+def main(seed: int = 0) -> tuple[float, float]:
+    """Accuracy of a linear probe on the encoder, before and after training."""
+    images, labels = digits()
     split = few_labels(labels, 10)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     untrained = probe(image_encoder()(images), labels, *split)
-    torch.manual_seed(0)
-    trained = probe(train(images)(images), labels, *split)
-    assert trained > untrained + 0.03
+    torch.manual_seed(seed)
+    return untrained, probe(train(images)(images), labels, *split)
+
+
+if __name__ == "__main__":
+    print("accuracy of a linear probe, 10 labels a class: untrained {:.3f}, trained {:.3f}".format(*main()))

@@ -1,21 +1,15 @@
 """Contrastive predictive coding (van den Oord et al. 2018) on sequences: `fastcl.infonce` over steps into the future.
 
-A digit is read as a sequence of its eight rows of pixels. Accuracy of a linear probe, 10 labels a class, on the state
-after the last row, seeds 0 / 1 / 2: untrained 0.535 / 0.559 / 0.537, trained 0.691 / 0.731 / 0.718.
+A digit is read as a sequence of its eight rows of pixels; the probe reads the state after the last row.
+
+    python -m examples.cpc
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-
-import pytest
 import torch
-from common import batches, digits, few_labels, probe
 from torch import Tensor, nn
 
 import fastcl
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+from examples.shared import batches, digits, few_labels, probe
 
 
 class CPC(nn.Module):
@@ -50,11 +44,15 @@ def train(sequences: Tensor, epochs: int = 20) -> CPC:
     return model
 
 
-def test_predicting_rows_teaches_the_digits(data_dir: Path) -> None:
-    images, labels = digits(data_dir)
+def main(seed: int = 0) -> tuple[float, float]:
+    """Accuracy of a linear probe on the last state, before and after training."""
+    images, labels = digits()
     sequences, split = images[:, 0], few_labels(labels, 10)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     untrained = probe(CPC()(sequences), labels, *split)
-    torch.manual_seed(0)
-    trained = probe(train(sequences)(sequences), labels, *split)
-    assert trained > untrained + 0.07
+    torch.manual_seed(seed)
+    return untrained, probe(train(sequences)(sequences), labels, *split)
+
+
+if __name__ == "__main__":
+    print("accuracy of a linear probe, 10 labels a class: untrained {:.3f}, trained {:.3f}".format(*main()))

@@ -1,24 +1,17 @@
 """MoCo (He et al. 2020) on scanned digits: `fastcl.infonce` against a `NegativeQueue` that a momentum encoder fills.
 
-Accuracy of a linear probe on the encoder with 10 labels a class, seeds 0 / 1 / 2: untrained 0.747 / 0.759 / 0.745,
-trained 0.798 / 0.840 / 0.828.
+    python -m examples.moco
 """
 
-from __future__ import annotations
-
 import copy
-from pathlib import Path
 
-import pytest
 import torch
 import torch.nn.functional as F
-from common import augmented, batches, digits, few_labels, image_encoder, probe
 from torch import Tensor, nn
 
 import fastcl
+from examples.shared import augmented, batches, digits, few_labels, image_encoder, probe
 from fastcl import momentum_update
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def train(images: Tensor, epochs: int = 40) -> nn.Module:
@@ -40,11 +33,15 @@ def train(images: Tensor, epochs: int = 40) -> nn.Module:
     return model
 
 
-def test_a_queue_of_old_keys_teaches_the_digits(data_dir: Path) -> None:
-    images, labels = digits(data_dir)
+def main(seed: int = 0) -> tuple[float, float]:
+    """Accuracy of a linear probe on the encoder, before and after training."""
+    images, labels = digits()
     split = few_labels(labels, 10)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     untrained = probe(image_encoder()(images), labels, *split)
-    torch.manual_seed(0)
-    trained = probe(train(images)(images), labels, *split)
-    assert trained > untrained + 0.02
+    torch.manual_seed(seed)
+    return untrained, probe(train(images)(images), labels, *split)
+
+
+if __name__ == "__main__":
+    print("accuracy of a linear probe, 10 labels a class: untrained {:.3f}, trained {:.3f}".format(*main()))

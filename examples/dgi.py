@@ -1,21 +1,13 @@
 """Deep Graph Infomax (Velickovic et al. 2019) on Cora citations: `fastcl.jensen_shannon` between nodes and their graph.
 
-Accuracy of a linear probe on the usual 140 / 1,000 split, seeds 0 / 1 / 2: untrained 0.470 / 0.426 / 0.425, trained
-0.782 / 0.758 / 0.742 (raw words: 0.569).
+    python -m examples.dgi
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-
-import pytest
 import torch
-from common import citations, probe
 from torch import Tensor, nn
 
 import fastcl
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+from examples.shared import citations, probe
 
 
 class GraphLayer(nn.Module):
@@ -46,11 +38,15 @@ def train(words: Tensor, graph: Tensor, dim: int = 128, steps: int = 60) -> nn.M
     return model
 
 
-def test_citations_alone_teach_the_topics(data_dir: Path) -> None:
-    words, graph, labels, split = citations(data_dir)
+def main(seed: int = 0) -> tuple[float, float]:
+    """Accuracy of a linear probe on the usual 140 / 1,000 split, before and after training."""
+    words, graph, labels, split = citations()
     everything = (words, graph, torch.arange(len(words)))
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     untrained = probe(GraphLayer(words.shape[1], 128)(*everything), labels, split["train"], split["test"])
-    torch.manual_seed(0)
-    trained = probe(train(words, graph)(*everything), labels, split["train"], split["test"])
-    assert trained > untrained + 0.2
+    torch.manual_seed(seed)
+    return untrained, probe(train(words, graph)(*everything), labels, split["train"], split["test"])
+
+
+if __name__ == "__main__":
+    print("accuracy of a linear probe, 140 labels: untrained {:.3f}, trained {:.3f}".format(*main()))

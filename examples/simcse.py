@@ -1,23 +1,16 @@
 """SimCSE (Gao et al. 2021) on STS-B sentences: a sentence and itself under another dropout mask, `fastcl.infonce`.
 
-A linear encoder of hashed words and letter pieces stands in for the transformer. Spearman correlation of its cosines
-with human similarity on the test pairs, seeds 0 / 1 / 2: untrained 0.562 / 0.548 / 0.577, trained 0.611 / 0.597 /
-0.607.
+A linear encoder of hashed words and letter pieces stands in for the transformer.
+
+    python -m examples.simcse
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-
-import pytest
 import torch
 import torch.nn.functional as F
-from common import batches, hashed_words, sentence_pairs, spearman
 from torch import Tensor, nn
 
 import fastcl
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+from examples.shared import batches, hashed_words, sentence_pairs, spearman
 
 
 def encoder() -> nn.Module:
@@ -36,14 +29,18 @@ def train(sentences: Tensor, epochs: int = 6) -> nn.Module:
     return model.eval()
 
 
-def test_dropout_alone_teaches_similarity(data_dir: Path) -> None:
-    first, second, _ = sentence_pairs(data_dir, "train")
+def main(seed: int = 0) -> tuple[float, float]:
+    """Spearman correlation of the cosines with human similarity on the test pairs, before and after training."""
+    first, second, _ = sentence_pairs("train")
     sentences = hashed_words(list(dict.fromkeys(first + second))[:6000], 1024)
-    first, second, human = sentence_pairs(data_dir, "test")
+    first, second, human = sentence_pairs("test")
     a, b = hashed_words(first, 1024), hashed_words(second, 1024)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     untrained = encoder().eval()
-    torch.manual_seed(0)
-    trained = train(sentences)
-    before, after = (spearman(F.cosine_similarity(m(a), m(b)), human) for m in (untrained, trained))
-    assert after > before + 0.015
+    torch.manual_seed(seed)
+    before, after = (spearman(F.cosine_similarity(m(a), m(b)), human) for m in (untrained, train(sentences)))
+    return before, after
+
+
+if __name__ == "__main__":
+    print("correlation with human similarity: untrained {:.3f}, trained {:.3f}".format(*main()))

@@ -1,23 +1,24 @@
-"""What the recipes share: small real data sets as tensors, an image encoder, a linear probe, a rank correlation.
+"""What the examples share: small real data sets as tensors, an image encoder, a linear probe, a rank correlation.
 
-No loss and no training: the recipes are documentation as well as tests, and their `train` is what a user would write.
+No loss and no training. The files are fetched and checked by benchmarks/prepare.py when they are first needed.
 """
 
 from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
-from pathlib import Path
 from zlib import crc32
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.prepare import ready
 
-def digits(data: Path) -> tuple[Tensor, Tensor]:
+
+def digits() -> tuple[Tensor, Tensor]:
     """1,797 scanned digits: images [N, 1, 8, 8] in 0..1, labels [N]."""
-    with gzip.open(data / "images" / "digits.csv.gz", "rt") as file:
+    with gzip.open(ready("images/digits") / "images" / "digits.csv.gz", "rt") as file:
         rows = torch.tensor([[float(x) for x in line.split(",")] for line in file])
     return rows[:, :64].reshape(-1, 1, 8, 8) / 16, rows[:, 64].long()
 
@@ -42,9 +43,9 @@ def image_encoder() -> nn.Module:
     )  # fmt: skip
 
 
-def sentence_pairs(data: Path, part: str) -> tuple[list[str], list[str], Tensor]:
+def sentence_pairs(part: str) -> tuple[list[str], list[str], Tensor]:
     """STS benchmark: first sentences, second sentences, human similarity 0..5 [N]."""
-    with gzip.open(data / "text" / f"stsb-{part}.tsv.gz", "rt", encoding="utf-8") as file:
+    with gzip.open(ready("text/stsb") / "text" / f"stsb-{part}.tsv.gz", "rt", encoding="utf-8") as file:
         rows = [line.rstrip("\n").split("\t") for line in file]
     return [r[2] for r in rows], [r[3] for r in rows], torch.tensor([float(r[1]) for r in rows])
 
@@ -62,21 +63,22 @@ def hashed_words(sentences: list[str], buckets: int) -> Tensor:
     return F.normalize(index.bincount(minlength=len(sentences) * buckets).view(-1, buckets).float(), dim=1)
 
 
-def citations(data: Path) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+def citations() -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
     """Cora: words [N, 1433], rows summing to 1; D^-1/2 (A + I) D^-1/2, sparse [N, N]; labels [N]; Planetoid split."""
-    with gzip.open(data / "graph" / "cora.nodes.txt.gz", "rt") as file:
+    folder = ready("graph/cora") / "graph"
+    with gzip.open(folder / "cora.nodes.txt.gz", "rt") as file:
         nodes = [[int(x) for x in line.split()] for line in file]
     words = torch.zeros(len(nodes), 1433)
     for node, _, *ones in nodes:
         words[node, ones] = 1.0
-    with gzip.open(data / "graph" / "cora.edges.txt.gz", "rt") as file:
+    with gzip.open(folder / "cora.edges.txt.gz", "rt") as file:
         edges = torch.tensor([[int(x) for x in line.split()] for line in file]).T
     loops = torch.arange(len(nodes)).expand(2, -1)
     index = torch.cat([edges, edges.flip(0), loops], 1)
     degree = index[0].bincount().float()
     weight = (degree[index[0]] * degree[index[1]]).rsqrt()
     graph = torch.sparse_coo_tensor(index, weight, (len(nodes), len(nodes)), check_invariants=True).coalesce()
-    with gzip.open(data / "graph" / "cora.split.txt.gz", "rt") as file:
+    with gzip.open(folder / "cora.split.txt.gz", "rt") as file:
         split = {name: torch.tensor([int(x) for x in rest]) for name, *rest in (line.split() for line in file)}
     labels = torch.tensor([label for _, label, *_ in nodes])
     return words / words.sum(1, keepdim=True).clamp(min=1), graph, labels, split
