@@ -26,9 +26,9 @@ from fastcl.recsys import (
     bundled,
     export,
     fit,
+    frozen,
     recommend,
     recommend_users,
-    serving,
 )
 from fastcl.recsys.models import Model
 
@@ -39,7 +39,7 @@ USERS = 1_000
 
 
 def one_history(model: Model, repeats: int) -> dict[str, float]:
-    """Milliseconds of `recommend` for one history of 20 clicks, k = 10, in a `serving` block, by the clock and of the
+    """Milliseconds of `recommend` for one history of 20 clicks, k = 10, in a `frozen` block, by the clock and of the
     processor (which other work on the machine does not lengthen as much); and by the clock of a call on its own, which
     encodes the items too. The first call in the block is the warm-up's.
     """
@@ -53,7 +53,7 @@ def one_history(model: Model, repeats: int) -> dict[str, float]:
 
     alone = alternate({"recommend": run}, repeats)["recommend"]
     processor.clear()
-    with serving(model):
+    with frozen(model):
         clock = alternate({"recommend": run}, repeats)["recommend"]
     found = {"ms": clock, "CPU ms": processor, "ms alone": alone}
     return {name: 1e3 * statistics.median(values) for name, values in found.items()}

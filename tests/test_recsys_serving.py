@@ -24,13 +24,13 @@ from fastcl.recsys import (
     evaluate,
     export,
     fit,
+    frozen,
     intents,
     query_vectors,
     rank_cases,
     recommend,
     recommend_users,
     robustness,
-    serving,
 )
 from fastcl.recsys.models.contrastvae_rules import RULES
 from fastcl.recsys.plot import measured, queue_replay
@@ -227,14 +227,14 @@ def test_item_vectors_are_computed_once_a_block_and_not_beyond(monkeypatch: pyte
     ids = [[item] for item in data.items.ids]
     alone = [recommend(model, [history], k=3) for history in ids]
     assert count[0] == 40
-    with serving(model), serving(model):
+    with frozen(model), frozen(model):
         assert [recommend(model, [history], k=3) for history in ids] == alone
     assert (count[0], model.training) == (41, True)
     evaluate(model, data.split().test, chunk=7)
     assert count[0] == 42
 
     def serve() -> None:
-        with serving(model):
+        with frozen(model):
             found.extend(recommend(model, [history], k=3) == one for history, one in zip(ids, alone, strict=True))
 
     found: list[bool] = []
@@ -244,6 +244,6 @@ def test_item_vectors_are_computed_once_a_block_and_not_beyond(monkeypatch: pyte
     for thread in threads:
         thread.join()
     assert (len(found), all(found), model.training) == (120, True, True)
-    with serving(model):  # gradients reach the items through a block, twice
+    with frozen(model):  # gradients reach the items through a block, twice
         for _ in range(2):
             model.scores(Histories.from_lists([[1]]))[:, 1:].sum().backward()

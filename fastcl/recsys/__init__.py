@@ -47,7 +47,7 @@ from fastcl.recsys.models import (
 from fastcl.recsys.plot import plot
 from fastcl.recsys.recommend import query_vectors, recommend, recommend_users
 from fastcl.recsys.robustness import robustness
-from fastcl.recsys.serving import serving
+from fastcl.recsys.scoring import frozen
 from fastcl.recsys.train import fit, resume
 
 __all__ = [
@@ -82,6 +82,7 @@ __all__ = [
     "evaluate",
     "export",
     "fit",
+    "frozen",
     "intents",
     "load",
     "merge",
@@ -95,6 +96,5 @@ __all__ = [
     "resume",
     "robustness",
     "save",
-    "serving",
     "top_k",
 ]

@@ -18,7 +18,7 @@ from fastcl.recsys.data import Histories
 from fastcl.recsys.models import Model
 from fastcl.recsys.models.base import inner_products
 from fastcl.recsys.options import at_least, one_of
-from fastcl.recsys.serving import check_items, serving
+from fastcl.recsys.scoring import check_items, frozen
 from fastcl.recsys.writing import check_folder, write_set
 
 QUERIES = 1000  # at most so many histories are looked up
@@ -87,7 +87,7 @@ def export(
         raise ValueError("queries: expected at least one history, got none")
     check_items(model, queries, "queries")
     queries = queries.take(np.sort(rng.permutation(len(queries))[:QUERIES]))
-    with torch.inference_mode(), serving(model):
+    with torch.inference_mode(), frozen(model):
         vectors = model.item_vectors()[1:].float().contiguous()
         written = WRITERS[to](vectors.numpy(force=True), index)
         recall = _recall(model, vectors, queries, k, written.search)

@@ -11,7 +11,7 @@ import torch
 from fastcl.recsys.data import PAD, Histories
 from fastcl.recsys.models import MultiCLRec
 from fastcl.recsys.recommend import MAX_CHUNK, rank
-from fastcl.recsys.serving import check_items, serving
+from fastcl.recsys.scoring import check_items, frozen
 
 
 @torch.inference_mode()
@@ -46,7 +46,7 @@ def intents(model: MultiCLRec, histories: Histories, k: int = 10, seen: str = "m
     if not len(histories):
         raise ValueError("histories: expected at least one, got none")
     check_items(model, histories, "histories")
-    with serving(model):
+    with frozen(model):
         return _measured(model, histories, k, seen)
 
 

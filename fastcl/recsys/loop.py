@@ -20,7 +20,7 @@ from torch import Tensor
 from fastcl.recsys import launch
 from fastcl.recsys.data import Split
 from fastcl.recsys.models import Model
-from fastcl.recsys.serving import check_items
+from fastcl.recsys.scoring import check_items
 from fastcl.recsys.state import Progress, Settings
 
 T = TypeVar("T")

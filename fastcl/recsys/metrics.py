@@ -11,7 +11,7 @@ import torch
 from .data import PAD, Cases, Histories, Scorer
 from .distance import MeanDistance
 from .measures import DEFAULT, DISTANCE, Ranking, check_metrics, measure
-from .serving import check_items, serving
+from .scoring import check_items, frozen
 
 NEGATIVES = 100
 SEEN = ("mask", "keep")
@@ -147,7 +147,7 @@ def rank_cases(
     rank = torch.empty(len(cases), device="cpu", dtype=torch.float64)
     candidates = torch.empty(len(cases), device="cpu", dtype=torch.int64)
     shown = torch.zeros(len(k), len(counts), device="cpu", dtype=torch.int64)
-    with torch.inference_mode(), serving(scorer):
+    with torch.inference_mode(), frozen(scorer):
         for rows in _chunks(len(cases), min(chunk, max(memory // bytes_a_case, 1))):
             history = cases.history.take(rows)
             scores = scorer.scores(inputs.take(rows))

@@ -24,7 +24,7 @@ from fastcl.recsys.metrics import rank_cases
 from fastcl.recsys.models import CLRec, Model, MultiCLRec
 from fastcl.recsys.pictures import Line
 from fastcl.recsys.robustness import RATIOS, robustness
-from fastcl.recsys.serving import check_items, serving
+from fastcl.recsys.scoring import check_items, frozen
 from fastcl.recsys.writing import check_folder, write_set
 
 K = (10, 40)
@@ -107,7 +107,7 @@ def measured(
         diagnostics = getattr(model, "diagnostics", None)
         if callable(diagnostics):
             few = split.test.history.take(np.arange(min(DIAGNOSED, len(split.test))))
-            with serving(model):
+            with frozen(model):
                 numbers["diagnostics"][name] = diagnostics(few)
     return numbers
 

@@ -14,7 +14,7 @@ from fastcl.recsys.data import PAD, Histories, Interactions, Items, Scorer
 from fastcl.recsys.metrics import SEEN, top_k
 from fastcl.recsys.models import Model
 from fastcl.recsys.options import at_least, one_of
-from fastcl.recsys.serving import check_items, serving
+from fastcl.recsys.scoring import check_items, frozen
 
 MAX_CHUNK = 256  # histories scored at once; more gains no speed
 SCORES = 2**25  # scores held at once, where that means fewer histories
@@ -135,7 +135,7 @@ def query_vectors(
         row = int(known.lengths.argmin())
         got = list(histories[row])[:5]
         raise ValueError(f"histories: expected an item that the model knows in row {row}, got {got}")
-    with torch.inference_mode(), serving(model):
+    with torch.inference_mode(), frozen(model):
         return model.encode(known).float().numpy(force=True)
 
 
@@ -185,7 +185,7 @@ def _chunks(
     check_items(scorer, histories, "histories")
     for start in range(0, len(histories), chunk):
         rows = histories.take(np.arange(start, min(start + chunk, len(histories))))
-        with torch.inference_mode(), serving(scorer):  # not around the yield, which hands control to the caller
+        with torch.inference_mode(), frozen(scorer):  # not around the yield, which hands control to the caller
             best = top_k(scorer.scores(rows), rows, k, seen)
         yield best
 

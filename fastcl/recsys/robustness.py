@@ -13,7 +13,7 @@ from .data import Cases, Histories, Scorer
 from .measures import measure
 from .metrics import MEMORY, SEEN, rank_cases, train_counts
 from .options import one_of
-from .serving import serving
+from .scoring import frozen
 
 RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 METRICS = ("recall", "ndcg")
@@ -77,7 +77,7 @@ def robustness(
     check_ratios(ratios)
     counts = train_counts(cases)
     found = []
-    with serving(scorer):
+    with frozen(scorer):
         for kind, ratio in product(kinds, ratios):
             inputs = CORRUPTIONS[kind](cases.history, ratio, len(counts) - 1, np.random.default_rng(seed))
             ranking = rank_cases(scorer, cases, counts=counts, k=k, seen=seen, memory=memory, inputs=inputs)

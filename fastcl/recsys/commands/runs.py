@@ -17,7 +17,7 @@ from fastcl.recsys.commands.common import FILES, checked_data, read_split
 from fastcl.recsys.data import Split
 from fastcl.recsys.metrics import SEEN
 from fastcl.recsys.models import Model
-from fastcl.recsys.serving import check_items
+from fastcl.recsys.scoring import check_items
 
 # What config.json says beside the settings of a run: how, when and from where, not what was trained.
 NO_SETTINGS = (

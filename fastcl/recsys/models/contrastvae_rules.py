@@ -15,7 +15,7 @@ from torch import Tensor
 from fastcl.recsys.batching import Packed, Spans, pack, windows
 from fastcl.recsys.data import PAD, Cases, Histories, Scorer
 from fastcl.recsys.metrics import evaluate
-from fastcl.recsys.serving import check_items, serving
+from fastcl.recsys.scoring import check_items, frozen
 
 # (mu, sigma, alpha, dropout rate, training) -> z, all [n, D] but alpha, which broadcasts
 Sampler = Callable[[Tensor, Tensor, Tensor | float, float, bool], Tensor]
@@ -128,7 +128,7 @@ def seen_at_zero(model: Any, cases: Cases, counts: np.ndarray, k: tuple[int, ...
     """
     gains: dict[str, float] = {f"{name}@{cutoff}": 0.0 for name in ("recall", "ndcg") for cutoff in k}
     check_items(model, cases.history, "cases")
-    with torch.inference_mode(), serving(model):
+    with torch.inference_mode(), frozen(model):
         for start in range(0, len(cases), 256):
             rows = np.arange(start, min(start + 256, len(cases)))
             history = cases.history.take(rows)

@@ -31,7 +31,7 @@ _lock = Lock()
 
 
 @contextmanager
-def serving(scorer: object) -> Iterator[None]:
+def frozen(scorer: object) -> Iterator[None]:
     """A block in which the modules of `scorer` are in eval mode and `Model.scores` encodes the items once.
 
     `evaluate`, `recommend` and all else that scores open one for the call. A service that scores one history at a time
@@ -39,9 +39,9 @@ def serving(scorer: object) -> Iterator[None]:
     Blocks may be nested, and held by several threads; at the end of the last one each module goes back to the mode that
     it had before the first, and the item vectors are dropped. A scorer that is no torch.nn.Module is left as it is.
 
-    >>> from fastcl.recsys import Items, SASRec, recommend, serving
+    >>> from fastcl.recsys import Items, SASRec, frozen, recommend
     >>> model = SASRec(Items(("a", "b", "c")), dim=8, seed=0)
-    >>> with serving(model):
+    >>> with frozen(model):
     ...     model.training, [len(recommend(model, [[item]], k=2)[0]) for item in "abc"]
     (False, [2, 2, 2])
     >>> model.training
@@ -69,7 +69,7 @@ def serving(scorer: object) -> Iterator[None]:
 
 
 def item_table(model: Any) -> Tensor:
-    """model.item_vectors(), [I+1, D], computed once in a `serving` block."""
+    """model.item_vectors(), [I+1, D], computed once in a `frozen` block."""
     block = _open.get(model)
     # A graph would be kept with the vectors and could be walked back once only.
     if block is None or torch.is_grad_enabled():
