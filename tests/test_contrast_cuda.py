@@ -209,7 +209,7 @@ def test_sums_on_the_way_are_declined() -> None:
     g = torch.Generator().manual_seed(0)
     query, key = torch.randn(5, 4, generator=g).to(DEVICE), torch.randn(6, 4, generator=g).to(DEVICE)
     none = [ops._NONE] * 5
-    *_, expected, key_sum, bias_sum = ops._forward(query, key, *none, 1.0, True, True, True, 0.0, *none[:3])
+    *_, expected, key_sum, bias_sum = ops._forward(query, key, *none, 1.0, True, True, True, *ops.PLAIN[2:])
     assert expected.isnan().all()
     assert [list(t.shape) for t in (expected, key_sum, bias_sum)] == [[5], [6, 4], [6]]
 
