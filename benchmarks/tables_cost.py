@@ -4,6 +4,7 @@ From read.json, train.json, serve.json, negatives.json, contrastvae-cost*.json, 
 figure was measured is in the program of the same name.
 """
 
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,30 @@ def train() -> str:
             for row in results("train")["rows"]
         ]
     )
+
+
+def threads() -> str:
+    """A short training run beside as many other busy processes as there are cores."""
+    return markdown(
+        [
+            {"threads": row["threads"], "CPU-seconds": f"{row['CPU-seconds']:.1f}"}
+            | {"of one thread's": row["of one thread's CPU"]}
+            for row in results("threads")["rows"]
+        ]
+    )
+
+
+def floor(shown: int = 5) -> str:
+    """The best weights of the co-occurrence floor: mean over the sets of NDCG@10 as a share of the best variant's."""
+    found: dict[tuple[float, int, float], dict[str, float]] = {}
+    for row in results("choices")["rows"]:
+        if row["choice"] == "floor":
+            found.setdefault((row["decay"], row["steps"], row["mix"]), {})[row["set"]] = row["ndcg@10"]
+    best = {name: max(of[name] for of in found.values()) for of in found.values() for name in of}
+    share = {key: statistics.mean(value / best[name] for name, value in of.items()) for key, of in found.items()}
+    order = sorted(share, key=share.__getitem__, reverse=True)[:shown]
+    rows = [dict(zip(("decay", "steps", "weight of transitions"), map(str, key), strict=True)) for key in order]
+    return markdown([row | {"of the best": f"{share[key]:.3f}"} for row, key in zip(rows, order, strict=True)])
 
 
 def negatives() -> str:
@@ -114,6 +139,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "read": read,
     "serve": serve,
     "train": train,
+    "threads busy": threads,
+    "floor": floor,
     "negatives": negatives,
     "contrastvae epoch": contrastvae_epoch,
     "sass": sass,
