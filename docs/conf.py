@@ -29,6 +29,7 @@ python_use_unqualified_type_names = True
 maximum_signature_line_length = 80
 toc_object_entries_show_parents = "hide"
 default_role = "code"
+highlight_language = "text"  # formulas and folders; code names its language
 suppress_warnings = ["ref.python"]  # a class and a function of one name in two modules are no fault
 
 copybutton_prompt_text = r">>> |\.\.\. |\$ "

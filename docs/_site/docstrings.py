@@ -13,7 +13,7 @@ from typing import Any
 LISTS = {"Args:": "Arguments", "Returns:": "Returns", "Raises:": "Raises", "Yields:": "Yields"}
 HEADED = re.compile(r"^(Returns|Raises|Gradients|Errors|Autocast)(:| (?=[A-Z]\w+Error))")
 ITEM = re.compile(r"^(\*{0,2}[A-Za-z_]\w*(?:, \*{0,2}[A-Za-z_]\w*)*): (.*)$")
-CODE = re.compile(r"(`+)(.+?)\1")
+CODE = re.compile(r"(`+)([^`]+)\1")
 
 
 def inline(text: str) -> str:
@@ -21,7 +21,8 @@ def inline(text: str) -> str:
     parts, at = [], 0
     for found in CODE.finditer(text):
         parts.append(escaped(text[at : found.start()]))
-        parts.append(f"\\ ``{found[2]}``\\ ")  # escaped blanks, so that the literal may touch letters
+        name = " ".join(found[2].split())  # it may run over the end of a line
+        parts.append(f"\\ ``{name}``\\ ")  # escaped blanks, so that the literal may touch letters
         at = found.end()
     return "".join([*parts, escaped(text[at:])])
 
@@ -58,7 +59,7 @@ def converted(lines: list[str]) -> list[str]:
         elif ITEM.match(first) and first[0].islower():
             done += listed(block)
         elif first.startswith("- "):
-            done += [f"{line[:2]}{inline(line[2:])}" for line in block]
+            done += inline("\n".join(block)).split("\n")
         else:
             done += paragraph(block)
         done.append("")
@@ -79,31 +80,32 @@ def paragraph(block: list[str]) -> list[str]:
     head = HEADED.match(block[0])
     if head:
         rest = [block[0][head.end() :].strip(), *(line.strip() for line in block[1:])]
-        return [f"**{head[1]}:** {inline(rest[0])}", *map(inline, rest[1:])]
+        return [f"**{head[1]}:** {inline(chr(10).join(rest))}"]
     # A formula may follow its sentence without an empty line.
     at = next((nth for nth, line in enumerate(block) if indented(line)), len(block))
-    text = [inline(line) for line in block[:at]]
+    text = inline("\n".join(block[:at])).split("\n")
     return text if at == len(block) else [*text, "", *literal(block[at:])]
 
 
 def listed(lines: list[str]) -> list[str]:
-    """One bullet an item; text that is none stays a paragraph."""
-    lines = textwrap.dedent("\n".join(lines)).split("\n")
-    if not any(ITEM.match(line) for line in lines):
-        return [inline(line.strip()) for line in lines]
-    done: list[str] = []
-    margin = "  "
-    for line in lines:
+    """One bullet an item; a sentence at the left edge ends the list and is a paragraph."""
+    entries: list[tuple[str, list[str]]] = [("", [])]  # what stands in front, and the text
+    for line in textwrap.dedent("\n".join(lines)).split("\n"):
         found = ITEM.match(line)
         if found:
             names = ", ".join(f"``{name.strip()}``" for name in found[1].split(","))
-            done += [*([] if margin else [""]), f"- {names}: {inline(found[2])}"]
-            margin = "  "
-            continue
-        if margin and line[0].isupper():  # a sentence at the left edge ends the list
-            done.append("")
-            margin = ""
-        done.append(margin + inline(line.strip()))
+            entries.append((f"- {names}: ", [found[2]]))
+        elif not indented(line) and line[0].isupper():
+            entries.append(("", [line]))
+        else:
+            entries[-1][1].append(line.strip())
+    done: list[str] = []
+    for (front, text), (before, _) in zip(entries, [("", []), *entries], strict=False):
+        if text:
+            # Between a list and a paragraph Sphinx wants an empty line.
+            done += [""] if bool(front) != bool(before) else []
+            body = textwrap.indent(inline("\n".join(text)), "  " if front else "").strip()
+            done += f"{front}{body}".split("\n")
     return done
 
 
