@@ -5,7 +5,6 @@ and backward. Backward is itself differentiated through the fallback's plain tor
 """
 
 import math
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -125,10 +124,16 @@ def none_for(t: Tensor) -> Tensor:
 # Of the tensors that `contrast` hands over, as their caller calls them.
 _NAMES = ("query", "key", "positive", "scale", "bias", "row_id", "col_id", "row_shift", "rest", "weight")
 # The ops' arguments where nothing is expected: no sums over columns wanted, and none saved.
-# The shift is the lowest number, which stands for -inf: AOTInductor keeps an op's arguments in JSON, which has none.
-_NO_SHIFT = -sys.float_info.max
-PLAIN = (False, False, _NO_SHIFT, _NONE, _NONE, _NONE)
+PLAIN = (False, False, -math.inf, _NONE, _NONE, _NONE)
 NO_SUMS = (_NONE, _NONE, _NONE)
+
+
+def _in_json(shift: float) -> float:
+    """`shift`, and for -inf the lowest double, which the op takes for it: AOTInductor keeps an op's arguments in JSON,
+    which has no infinity.
+    """
+    # A literal: under torch.compile(dynamic=True) a number from anywhere else would be an input of the graph.
+    return max(shift, -1.7976931348623157e308)
 
 
 class Expected(NamedTuple):
@@ -244,7 +249,7 @@ class _Functorch(Function):
 
     @staticmethod
     def forward(*inputs: Any) -> Any:
-        return _forward(*inputs, True, *PLAIN)[:3]
+        return _forward(*inputs, True, False, False, _in_json(-math.inf), *PLAIN[3:])[:3]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -351,7 +356,8 @@ def contrast(
     scale_t, factor = scale_and_factor(scale, none)
     # Only the CPU's kernels sum over columns on the way.
     expecting = expected is not None and query.is_cpu and not fallback.FORCED
-    shift, *vectors = expected if expected is not None and expecting else (_NO_SHIFT, None, None, None)
+    shift, *vectors = expected if expected is not None and expecting else (-math.inf, None, None, None)
+    shift = _in_json(shift)
     given = (query, key, positive, scale_t, bias, row_id, col_id, *vectors)
     tensors = [none if t is None else packed(name, t) for name, t in zip(_NAMES, given, strict=True)]
     if torch.compiler.is_compiling():
@@ -360,7 +366,7 @@ def contrast(
     if functorch_active() or forward_ad._current_level >= 0:  # which has an answer or refuses, as forward mode
         pos, lse, _ = _Functorch.apply(*tensors[:7], factor)
     elif torch.is_grad_enabled() and any([t.requires_grad for t in tensors[:5]]):
-        pos, lse = _Eager.apply(*tensors, factor, max(shift, _NO_SHIFT), expecting)
+        pos, lse = _Eager.apply(*tensors, factor, shift, expecting)
     else:
-        pos, lse, *_ = _forward(*tensors[:7], factor, False, False, False, _NO_SHIFT, none, none, none)
+        pos, lse, *_ = _forward(*tensors[:7], factor, False, False, False, shift, none, none, none)
     return (None if positive is None else pos), lse
