@@ -1,7 +1,7 @@
 """Tables of what everything around the losses costs: reading, training, serving, a study's epoch, the CUDA kernels.
 
-From read.json, train.json, serve.json, negatives.json, contrastvae-cost*.json, demo-*.json and sass.json; how each
-figure was measured is in the program of the same name.
+From read.json, train.json, threads.json, choices.json, serve.json, negatives.json, contrastvae-cost*.json, sass.json;
+how each figure was measured is in the program of the same name.
 """
 
 import statistics
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.common import markdown, results
-from fastcl.recsys.report import number
 
 
 def read() -> str:
@@ -101,17 +100,6 @@ def contrastvae_epoch() -> str:
 
 
 COSTS = ("contrastvae-cost", "contrastvae-cost-mkl-avx512")
-
-
-def demo(data: str) -> str:
-    rows = []
-    for name, found in results(f"demo-{data}")["results"].items():
-        cells = {key: number(key, value) for key, value in found.items() if key not in NOT_SHOWN}
-        rows.append({"": name} | cells | {"training, s": f"{found['seconds']:.0f}" if "seconds" in found else None})
-    return markdown(rows)
-
-
-NOT_SHOWN = ("cases", "unseen_targets", "seconds")
 
 
 UNITS = {

@@ -1,7 +1,7 @@
 """Tables of what the losses cost, for the documentation: time against other forms, memory, threads, columns, calls.
 
-From contrast-cpu*.json, memory.json, scaling.json, overhead.json and instructions.json. The shapes are those of
-cases.py; how each figure was measured is in the program of the same name, bench_*.py.
+From contrast-cpu*.json, memory.json, scaling.json, overhead.json, ceilings-cpu.json and instructions.json. The shapes
+are those of cases.py; how each figure was measured is in the program of the same name.
 """
 
 from collections.abc import Callable, Sequence
@@ -191,6 +191,17 @@ def overhead() -> str:
     )
 
 
+def call(which: str) -> str:
+    """Microseconds of a call of `contrast` that has next to nothing to do, one thread."""
+    rows = results("overhead")["rows"]
+    return next(f"{row['contrast us']:.0f}" for row in rows if row["threads"] == 1 and row["pass"] == which)
+
+
+def ceiling(unit: str) -> str:
+    """Multiply-adds a nanosecond of one core, by the unit that makes them (ceilings.cpp)."""
+    return f"{results('ceilings-cpu')[unit]:,.0f}"
+
+
 def instructions() -> str:
     return markdown(
         [
@@ -217,4 +228,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "columns": columns,
     "overhead": overhead,
     "instructions": instructions,
+    "us forward": partial(call, "forward"),
+    "us with backward": partial(call, "forward+backward"),
+    **{f"ceiling {unit}": partial(ceiling, unit) for unit in ("fma", "avx512_bf16", "amx")},
 }
