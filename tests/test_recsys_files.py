@@ -168,6 +168,25 @@ def test_stdin_and_process_substitution(name: str, capfd: pytest.CaptureFixture[
     assert json.loads(capfd.readouterr().out)["rows"] == 40
 
 
+@pytest.mark.parametrize("words", [["recommend", "--users", "-"], ["evaluate", "--data", "-"]])
+def test_every_file_of_clicks_may_be_stdin(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "log.csv", LOG)
+    run = str(tmp_path / "run")
+    assert cli.main(["train", str(path), "--model", "sasrec", "--epochs", "1", "--set", "dim=4", "-o", run]) == 0
+    said = []
+    for source in (str(path), "-"):
+        before = os.dup(0)
+        with open(path, "rb") as stream:
+            os.dup2(stream.fileno(), 0)
+        capfd.readouterr()
+        assert cli.main([words[0], run, *[source if word == "-" else word for word in words[1:]]]) == 0
+        said.append(capfd.readouterr().out)
+        os.dup2(before, 0)
+    assert said[0] == said[1] != ""
+
+
 def test_a_run_reads_its_data_as_it_was_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [f"u{u}::NA{(u * 7 + k) % 9}::x::0{k + 1}.10.2017\n" for u in range(8) for k in range(5)]
     log = write(tmp_path / "ratings.dat", "".join(lines) + "-::NA1::x::\n")

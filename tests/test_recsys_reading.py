@@ -235,8 +235,16 @@ def test_repeats(tmp_path: Path) -> None:
 # 10: nothing left is an error that says why.
 def test_nothing_left(tmp_path: Path) -> None:
     path = write(tmp_path / "log.csv", HEADER + "a,,1\nb,x,soon\n")
-    with pytest.raises(ValueError, match=r"no interactions in it, all 2 rows are bad \(.*log\.csv:2: empty item id"):
+    with pytest.raises(ValueError, match=r"no interactions in it, all 2 rows are bad: .*log\.csv:2: empty item id"):
         Interactions.read(path, on_error="skip")
+    # The reason of most rows is told, with an example, wherever its first row stands.
+    write(path, HEADER + "a,,1\n" + "b,x,soon\n" * 9)
+    with pytest.raises(ValueError, match=r"10 rows are bad: 9 unreadable time, 1 missing item id \(.*csv:3: time 'soon'"):
+        Interactions.read(path, on_error="skip")
+    write(path, HEADER + "a,,1\n" * 9 + "b,x,soon\nb,x,1\n")
+    report = Interactions.read(path, on_error="skip").report
+    assert report is not None
+    assert report.faults[-1].endswith("name its time_format (--time-format)")
     for name in ("empty.csv", "empty.txt", "empty.csv.gz"):
         with pytest.raises(ValueError, match="empty|no interactions"):
             Interactions.read(write(tmp_path / name, ""))

@@ -113,6 +113,8 @@ COLUMNS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "index": (pandas.Index([1, None, 3], dtype="Int64"), ("1", "3")),
     "tensor": (torch.tensor([1, 2**60 + 1, 3]), ("1", str(2**60 + 1), "3")),
     "numbers": (range(3), ("0", "1", "2")),
+    "128 bits": (polars.Series([2**100, None, 1], dtype=polars.Int128), (str(2**100), "1")),
+    "decimals that signal": ([Decimal("1"), Decimal("sNaN"), Decimal("2")], ("1", "2")),
 }
 
 
@@ -132,12 +134,26 @@ def test_tables_of_other_kinds() -> None:
         Interactions.read(pyarrow.table({"user": ["u"], "item": [1]}), user="uid", time=None)
     with pytest.raises(ValueError, match=r"no user column 'uid'; the file has 'user', 'item'"):
         Interactions.read(polars.LazyFrame({"user": ["u"], "item": [1]}), user="uid", time=None)
-    with pytest.raises(ValueError, match=r"item: expected a column of one value a row, got \[1, 2\]"):
+    with pytest.raises(TypeError, match=r"item: expected a column of one value a row, got one of shape \[1, 2\]"):
         Interactions.read({"user": ["u"], "item": np.zeros((1, 2))}, time=None)
+    for column in ("u", 1, None, iter(["u"]), {"u": 1}.keys()):
+        with pytest.raises(TypeError, match=f"user: expected a column of one value a row, got {type(column).__name__}"):
+            Interactions.read({"user": column, "item": [1]}, time=None)
+    with pytest.raises(TypeError, match="item: expected a column of texts, numbers or dates, got Tensor"):
+        Interactions.read({"user": ["u"], "item": torch.zeros(1, dtype=torch.bfloat16)}, time=None)
     with pytest.raises(TypeError, match=r"got list; of a list of rows: dict\(zip\("):
         Interactions.read([("u", "i", 1)])
     with pytest.raises(ValueError, match=r"row 0 \(from 0\): time '1j' is not a number"):
         Interactions.read({"user": ["u"], "item": [1], "time": np.array([1j])})
+
+
+def test_years_that_microseconds_do_not_reach_are_refused() -> None:
+    years = np.array(["2017", "300000"], "datetime64[Y]")
+    for unit in ("Y", "D", "s", "ms"):
+        log = {"user": ["u", "v"], "item": ["x", "y"], "time": years.astype(f"datetime64[{unit}]")}
+        with pytest.raises(ValueError, match=r"row 1 \(from 0\): time 300000.* is out of range"):
+            Interactions.read(log)
+        assert Interactions.read(log, on_error="skip").users == ("u",)
 
 
 def test_cells_of_features_that_are_no_texts() -> None:

@@ -122,8 +122,13 @@ class Collector:
         return Log(users, items, user, item, time, below if below.any() else None, part, self.tally, looking)
 
     def _because(self) -> str:
-        dropped = sum(self.tally.dropped.values())
-        return f", all {dropped:,} rows are bad ({self.tally.faults[0]}, ...)" if dropped else ""
+        """The reasons by number, and an example of the most frequent one: it is the one to mend first."""
+        dropped = sorted(self.tally.dropped.items(), key=lambda each: -each[1])
+        if not dropped:
+            return ""
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in dropped)
+        all_of = f", all {self.tally.rows_read:,} rows are bad: {counts}"
+        return f"{all_of} ({self.tally.firsts[dropped[0][0]]})"
 
 
 def _no_id(what: str, name: str) -> tuple[str, str]:

@@ -88,9 +88,16 @@ def _array(values: Any, option: str) -> np.ndarray:
     kind = str(getattr(values, "dtype", getattr(values, "type", ""))).lower()
     if getattr(getattr(values, "dtype", None), "tz", None) is not None:  # of pandas: the same moments in UTC
         return np.asarray(values, f"datetime64[{values.dtype.unit}]")
-    array = np.asarray(values)
+    if kind.endswith("int128"):  # of polars; NumPy has none
+        return _objects(values.to_list())
+    try:
+        array = np.asarray(values)
+    except Exception as error:  # of any kind: that of the library which holds the column
+        got = f"{type(values).__name__} ({error})"
+        raise TypeError(f"{option}: expected a column of texts, numbers or dates, got {got}") from error
     if array.ndim != 1:
-        raise ValueError(f"{option}: expected a column of one value a row, got {list(array.shape)}")
+        got = f"one of shape {list(array.shape)}" if array.ndim else type(values).__name__
+        raise TypeError(f"{option}: expected a column of one value a row, got {got}")
     if any(kind.partition("[")[0] == narrow for narrow in _NARROW):
         return array.astype(np.float16 if "16" in kind or "half" in kind else np.float32)
     floats = array.dtype.kind == "f" and ("float" in kind or "double" in kind)
@@ -189,7 +196,7 @@ def _missing(value: Any) -> bool:
         return True
     if isinstance(value, np.datetime64):
         return bool(np.isnat(value))
-    return isinstance(value, float | np.floating | Decimal) and math.isnan(value)
+    return value.is_nan() if isinstance(value, Decimal) else isinstance(value, float | np.floating) and math.isnan(value)
 
 
 def _times(column: np.ndarray) -> np.ndarray | list[str]:

@@ -29,14 +29,17 @@ class Tally:
     rows_read: int = 0  # rows of data found, good or bad; blank lines and the header do not count
     blank_lines: int = 0
     dropped: dict[str, int] = field(default_factory=dict)  # reason -> rows
-    faults: list[str] = field(default_factory=list)  # the first few, as "FILE:LINE: what"
+    # The first few and the first of each reason, as "FILE:LINE: what", and that of each reason by itself.
+    faults: list[str] = field(default_factory=list)
+    firsts: dict[str, str] = field(default_factory=dict)
     rounded_times: int = 0  # times of more digits than are kept
     cut_short: bool = False  # no line end behind the last line: whole, or cut in the middle of it
 
     def drop(self, reason: str, fault: str) -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1
-        if len(self.faults) < EXAMPLES:
+        if reason not in self.dropped or len(self.faults) < EXAMPLES:
             self.faults.append(fault)
+        self.firsts.setdefault(reason, fault)
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class DataReport:
     """What `Interactions.read` found.
 
     source, format, encoding: where and how it was read. rows_read: rows of data, good or bad. rows: interactions kept.
-    dropped: reason -> rows left out. faults: the first few bad rows in full. blank_lines: lines without anything.
+    dropped: reason -> rows left out. faults: the first few bad rows, and the first of each reason, in full.
+    blank_lines: lines without anything.
     cut_short: the last line has no line end (perhaps the file was cut).
     ties: rows at the same time as the row before them in their user's history. tied_ends: users whose last row is tied
         with the one before, so that ties="input" or "random" decides which one is the test target.

@@ -105,16 +105,21 @@ class Clock:
         if column.dtype.kind != "M":
             self.kind = NUMBER
             lost = ~np.isfinite(column)
-            return Times(np.where(lost, 0, column), None, _lost(column, lost))
+            faults = {int(k): _unreadable(str(column[k])) for k in np.flatnonzero(lost)}
+            return Times(np.where(lost, 0, column), None, faults)
         self.kind = DATE
-        lost = np.isnat(column)
-        column = np.where(lost, np.zeros(1, column.dtype), column)
+        missing = np.isnat(column)
+        column = np.where(missing, np.zeros(1, column.dtype), column)
         values = column.astype("datetime64[us]")
         # A unit of microseconds or more has nothing below them, and far from 1970 no nanoseconds.
         fine = np.datetime_data(column.dtype)[0] in ("ns", "ps", "fs", "as")
+        # Years that 64 bits of microseconds do not reach have turned into others.
+        beyond = np.zeros(len(column), bool) if fine else values.astype(column.dtype) != column
         below = (column.astype("datetime64[ns]") - values.astype("datetime64[ns]")).astype(np.int16) if fine else None
         ticks = values.astype(np.int64)
-        return Times(ticks, below if below is not None and below.any() else None, _lost(column, lost))
+        faults = {int(k): _unreadable("NaT") for k in np.flatnonzero(missing)}
+        faults |= {int(k): ("time out of range", f"time {column[k]} is out of range") for k in np.flatnonzero(beyond)}
+        return Times(ticks, below if below is not None and below.any() else None, faults)
 
     def _gather(self, column: Sequence[str], moments: Sequence[Moment]) -> Times:
         """What single texts came to; those of the other kind than the first one are faults too."""
@@ -316,11 +321,6 @@ def _of_one_shape(signs: np.ndarray, found: re.Match[str]) -> tuple[np.ndarray, 
     micro, below = np.divmod(fraction * 10 ** (9 - digits), 1000)
     seconds = (((first + day - 1) * 24 + hour) * 60 + minute - ahead) * 60 + second
     return np.where(good, seconds * _TICKS + micro, 0), np.where(good, below, 0), good
-
-
-def _lost(column: np.ndarray, lost: np.ndarray) -> Faults:
-    texts = {int(k): "NaT" if column.dtype.kind == "M" else str(column[k]) for k in np.flatnonzero(lost)}
-    return {k: _unreadable(text) for k, text in texts.items()}
 
 
 def _unreadable(text: str, format: str | None = None) -> tuple[str, str]:

@@ -165,7 +165,7 @@ def checked_data(data: Any) -> dict[str, Any]:
     schema.keys_fit(given, Interactions.read, where, skip=("cls", "source"))
     for name in FILES:
         schema.fits(data.get(name), str | None, f"{where}: {name}")
-    return dict(data)
+    return {**data, "path": _STDIN if data["path"] == "-" else data["path"]}
 
 
 def _options(data: dict[str, Any]) -> dict[str, Any]:
