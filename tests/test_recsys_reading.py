@@ -239,7 +239,7 @@ def test_nothing_left(tmp_path: Path) -> None:
         Interactions.read(path, on_error="skip")
     # The reason of most rows is told, with an example, wherever its first row stands.
     write(path, HEADER + "a,,1\n" + "b,x,soon\n" * 9)
-    with pytest.raises(ValueError, match=r"10 rows are bad: 9 unreadable time, 1 missing item id \(.*csv:3: time 'soon'"):
+    with pytest.raises(ValueError, match=r"all 10 rows are bad: 9 unreadable time, 1 missing item id \(.*csv:3: time"):
         Interactions.read(path, on_error="skip")
     write(path, HEADER + "a,,1\n" * 9 + "b,x,soon\nb,x,1\n")
     report = Interactions.read(path, on_error="skip").report

@@ -196,7 +196,9 @@ def _missing(value: Any) -> bool:
         return True
     if isinstance(value, np.datetime64):
         return bool(np.isnat(value))
-    return value.is_nan() if isinstance(value, Decimal) else isinstance(value, float | np.floating) and math.isnan(value)
+    if isinstance(value, Decimal):
+        return value.is_nan()  # math.isnan refuses one that signals
+    return isinstance(value, float | np.floating) and math.isnan(value)
 
 
 def _times(column: np.ndarray) -> np.ndarray | list[str]:

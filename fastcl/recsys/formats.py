@@ -144,9 +144,7 @@ def dialect_of(path: Path, form: Form, prefix: str = "") -> Dialect:
 def _by_name(path: Path, form: Form, prefix: str) -> str:
     if form.delimiter is not None:
         return "csv"  # or what `delimiter` makes of it
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    suffix = next((suffix for suffix in reversed(suffixes) if suffix not in PACKED), "")
-    found = _SUFFIXES.get(suffix)
+    suffix, found = _suffix(path), named_format(path)
     if suffix in _OTHERS:
         raise ValueError(f"{prefix}format: {path}: {_OTHERS[suffix]}")
     if found is None or (found == "sequence" and form.columns is not None):
@@ -155,6 +153,16 @@ def _by_name(path: Path, form: Form, prefix: str) -> str:
         choice = f"name the format, {say(prefix + 'format', 'csv')}, or the delimiter, {say(prefix + 'delimiter', ';')}"
         raise ValueError(f"{prefix}format: {path} {reason}: {looks_like(path, form.encoding, prefix) or choice}")
     return found
+
+
+def _suffix(path: Path) -> str:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return next((suffix for suffix in reversed(suffixes) if suffix not in PACKED), "")
+
+
+def named_format(path: Path) -> str | None:
+    """The format that the name of a file tells, if any."""
+    return _SUFFIXES.get(_suffix(path))
 
 
 def refuse_unused(given: dict[str, tuple[Any, Any]], reason: str) -> None:

@@ -81,8 +81,8 @@ def split(items: Items, users: tuple[str, ...], log: Histories, how: str, at: An
     if how == "last-one" and late:
         message = (
             f"leave-one-out leaks the future: for {late:,} of {len(made.test):,} test cases, train holds interactions "
-            '(of other users) that are later than the target; split("time", at=...) (--split time --at TIME) keeps them '
-            "apart"
+            "(of other users) that are later than the target; "
+            'split("time", at=...) (--split time --at TIME) keeps them apart'
         )
         warnings.warn(message, LeakageWarning, stacklevel=3)
     return made

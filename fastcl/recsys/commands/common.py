@@ -6,11 +6,12 @@ import os
 import stat
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from fastcl.recsys import schema
 from fastcl.recsys.data import Interactions, Split, bundled
-from fastcl.recsys.formats import FORMATS, Options
+from fastcl.recsys.formats import FORMATS, Options, named_format
 from fastcl.recsys.interactions import OF_ITEMS
 from fastcl.recsys.merging import merge
 from fastcl.recsys.options import at_least
@@ -138,7 +139,15 @@ def read_clicks(config: Mapping[str, Any], *paths: str) -> Interactions:
     whole = checked_data(config["data"]) if config.get("data") else {}
     data = {name: value for name, value in whole.items() if name not in _FEATURES}
     own = [data[name] for name in ("path", "valid", "test") if data.get(name)]
-    return merge(*(read_data(data | {"path": path}) for path in paths or own))
+    return merge(*(read_data(at(data, path)) for path in paths or own))
+
+
+def at(data: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The same "data" with its clicks at another path, whose format is that of the first one where its name, as that of
+    a pipe, tells none."""
+    told = data.get("format") or data.get("delimiter") or named_format(Path(path))
+    alike = {} if told else {"format": named_format(Path(data.get("path", "")))}
+    return {**data, "path": path, **alike}
 
 
 def read_split(config: Mapping[str, Any]) -> Split:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastcl.recsys import checkpoint, state
-from fastcl.recsys.commands.common import FILES, checked_data, read_split
+from fastcl.recsys.commands.common import FILES, at, checked_data, read_split
 from fastcl.recsys.data import Split
 from fastcl.recsys.metrics import SEEN
 from fastcl.recsys.models import Model
@@ -201,7 +201,8 @@ def _data(folder: Path, config: Mapping[str, Any], path: str | Path | None) -> d
     data = config.get("data")
     if path is None and data is None:
         raise ValueError(f"{folder}: its config.json names no data; expected --data FILE")
-    return {**(checked_data(data) if data else {}), **({"path": str(path)} if path else {})}
+    known = checked_data(data) if data else {}
+    return at(known, str(path)) if path else known
 
 
 def _digest(split: Split) -> str:
