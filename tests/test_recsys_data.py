@@ -182,7 +182,7 @@ def test_order_is_the_stable_sort_by_time(
         ("log.csv", "", r"log\.csv: the file is empty"),
         ("log.csv", "user,item,time\n", r"log\.csv: no interactions"),
         ("log.csv", "userId,movieId,time\nu,i,1\n", r"no user column 'user'; .* did you mean 'userId'\?"),
-        ("log.csv", "user,item,timestamp\nu,i,1\n", r"no time column 'time'.* 'timestamp'\? time=\"timestamp\" .*=\"\""),
+        ("log.csv", "user,item,timestamp\nu,i,1\n", r"no time column .* 'timestamp'\? time=\"timestamp\" .*=\"\""),
         ("log.csv", "user,item,item,time\nu,i,j,1\n", r"item column 'item' appears 2 times"),
         ("s.txt", "1 2 3\n2\n", r"s\.txt:2: user '2' has no items"),
         ("s.txt", "\n\n", r"s\.txt: no interactions"),
