@@ -45,6 +45,7 @@ def generated(docstrings: ModuleType) -> ModuleType:
         ),
         ("Returns: a tensor\n    of one row.", "**Returns:** a tensor\nof one row."),
         ("lr: a rate.\nOther arguments: as above.", "- ``lr``: a rate.\n\nOther arguments: as above."),
+        ('"a": one,\n     more.\n"b-c":   two.', '- ``"a"``: one,\n  more.\n- ``"b-c"``: two.'),
         (">>> f(1)\n2", ">>> f(1)\n2"),
     ],
 )

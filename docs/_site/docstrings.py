@@ -12,7 +12,8 @@ from typing import Any
 # A line that opens a list of arguments, or a paragraph with a bold first word.
 LISTS = {"Args:": "Arguments", "Returns:": "Returns", "Raises:": "Raises", "Yields:": "Yields"}
 HEADED = re.compile(r"^(Returns|Raises|Gradients|Errors|Autocast)(:| (?=[A-Z]\w+Error))")
-ITEM = re.compile(r"^(\*{0,2}[A-Za-z_]\w*(?:, \*{0,2}[A-Za-z_]\w*)*): (.*)$")
+NAME = r'(?:\*{0,2}[A-Za-z_]\w*|"[\w-]+")'
+ITEM = re.compile(rf"^({NAME}(?:, {NAME})*): +(.*)$")
 CODE = re.compile(r"(`+)([^`]+)\1")
 
 
@@ -56,7 +57,7 @@ def converted(lines: list[str]) -> list[str]:
             done += [f"**{LISTS[first.strip()]}**", "", *listed(textwrap.dedent("\n".join(block[1:])).split("\n"))]
         elif indented(first):
             done += listed(block) if ITEM.match(first.strip()) and len(block) > 1 and hanging(block) else literal(block)
-        elif ITEM.match(first) and first[0].islower():
+        elif ITEM.match(first) and (first[0].islower() or first[0] == '"'):
             done += listed(block)
         elif first.startswith("- "):
             done += inline("\n".join(block)).split("\n")
