@@ -161,6 +161,27 @@ def test_force_takes_what_it_writes_and_nothing_else(
     assert checkpoint.read_config(several / "seed-2")["epochs"] == 2
     assert cli.main(command(table, several / "seed-1", "--seed", "1,2", "--force")) == 2
     assert "seed-1: is a run itself" in capsys.readouterr().err
+    with pytest.raises(FileExistsError, match="holds the runs seed-1, seed-2, seed-3"):
+        save(load(several / "seed-1"), several)  # would hide them from every command
+    assert not (several / "config.json").exists()
+
+
+@pytest.mark.parametrize("name", checkpoint.FILES)
+def test_what_is_no_file_is_neither_read_nor_replaced(name: str, table: Path, tmp_path: Path, capsys: Any) -> None:
+    """A pipe would be waited for without end, a device read without end."""
+    run = tmp_path / "run"
+    run.mkdir()
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()):
+        make(run / name)
+        for more in ([], ["--force"]):
+            assert cli.main(command(table, run, *more)) == 2
+            words = ("is not empty", f"{run / name}: not a file of a run")
+            assert words[bool(more)] in capsys.readouterr().err
+        (run / name).rmdir() if (run / name).is_dir() else (run / name).unlink()
+    run.rmdir()
+    run.symlink_to("nowhere")
+    assert cli.main(command(table, run, "--force")) == 2
+    assert f"{run}: expected a folder for the run, got a file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

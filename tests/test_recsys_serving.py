@@ -117,6 +117,34 @@ def test_items_travel_with_histories_and_floors_need_none() -> None:
         export(made("sasrec", data.items), "nowhere", queries=by_hand)
 
 
+class Wrapped:
+    """A scorer of one's own around models, which says nothing of their items or modes."""
+
+    def __init__(self, model: Model) -> None:
+        self.scores = model.scores
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_models_own_scores_are_checked_too(name: str) -> None:
+    split = log().split()
+    model = made(name, split.items)
+    means = [evaluate(Wrapped(model), split.test, seen="keep") for _ in range(2)]
+    assert model.training
+    assert means == [evaluate(model, split.test, seen="keep")] * 2  # no dropout
+    for call in (lambda cases: model.scores(cases.history), lambda cases: evaluate(Wrapped(model), cases)):
+        with pytest.raises(ValueError, match="expected the items of the model, got the same in another order"):
+            call(log(order=1).split().test)
+
+
+def test_no_training_in_a_block_that_keeps_item_vectors() -> None:
+    """Every epoch would be validated with the vectors of the first one, and the wrong epoch's weights kept."""
+    split = log().split()
+    model = made("clrec", split.items)
+    with frozen(model), pytest.raises(ValueError, match="expected one whose weights may change"):
+        fit(model, split, epochs=2, progress=False)
+    fit(model, split, epochs=1, progress=False)
+
+
 def test_a_digest_tells_tables_apart() -> None:
     tables = [("ab", "c"), ("a", "bc"), ("c", "ab"), ("ab", "c", "d"), ("ab",), (), ("2:ab",), ("\udc80",)]
     assert len({Items(ids).digest for ids in tables}) == len(tables)

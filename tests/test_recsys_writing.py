@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastcl.recsys import SASRec, cli, export, save, tensorfile, writing
+from fastcl.recsys import SASRec, cli, export, lock, save, tensorfile, writing
 from fastcl.recsys.data import Interactions, Items
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -124,6 +126,23 @@ def test_what_a_killed_process_left_goes_and_nothing_else(tmp_path: Path) -> Non
     assert (tmp_path / "slow").read_text() == "slowly"
 
 
+def test_without_locks_nothing_that_may_be_in_writing_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+
+    def parts() -> Iterator[bytes]:
+        yield b"sl"
+        writing.write_text(tmp_path / "other", "meanwhile")  # sweeps
+        yield b"ow"
+
+    writing.write_parts(tmp_path / "slow", parts())
+    assert contents(tmp_path) == {"slow": b"slow", "other": b"meanwhile"}
+    with lock.held(tmp_path / "run"):
+        (tmp_path / "run" / "config.json").touch()
+
+
 def test_links_devices_and_pipes_stay_what_they_are(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     target, link, dangling = (tmp_path / name for name in ("target", "link", "dangling"))
     target.write_text("old")
@@ -208,6 +227,19 @@ def test_commands_never_replace_what_they_read(tmp_path: Path, capsys: pytest.Ca
     for command in ("export", "plot"):
         assert cli.main([command, str(run), "-o", str(users)]) == 2
         assert f"{users}: -o: expected a folder, got a file" in capsys.readouterr().err
+    for command, option, name in (
+        ("export", "--queries", "ids.json"),
+        ("export", "--queries", "vectors.npy"),
+        ("plot", "--data", "index.html"),
+        ("plot", "--data", "numbers.json"),
+    ):
+        (tmp_path / name).write_bytes(log.read_bytes())
+        assert cli.main([command, str(run), option, str(tmp_path / name), "-o", str(tmp_path)]) == 2
+        assert f"-o: expected another file than {option}, got {tmp_path / name}" in capsys.readouterr().err
+        assert (tmp_path / name).read_bytes() == log.read_bytes()
+    save(model, run, {"data": {"path": str(tmp_path / "ids.json"), "format": "csv"}, "split": {"how": "last-one"}})
+    assert cli.main(["export", str(run), "-o", str(tmp_path)]) == 2
+    assert "-o: expected another file than the path of the run's data" in capsys.readouterr().err
 
 
 def test_a_killed_export_leaves_no_mixture(tmp_path: Path, killed_at: Any) -> None:

@@ -279,23 +279,25 @@ def read(path: Path) -> bytes:
 
 def check_free(folder: Path, force: bool) -> None:
     """FileExistsError where a run cannot be written to `folder`, or must not be without `force`. Changes nothing."""
-    if folder.exists() and not folder.is_dir():
+    if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
         raise FileExistsError(f"{folder}: expected a folder for the run, got a file")
     if not folder.exists():
         return
-    several = ", ".join(run.name for run in runs_in(folder))
-    if several:
-        raise FileExistsError(f"{folder}: holds the runs {several}; expected another folder, or one of theirs")
     names = {path.name for path in folder.iterdir() if path.name != lock.NAME and not writing.is_left(path.name)}
     # What is left of a run that was killed while its folder was being written is no run yet.
     left = set() if "config.json" in names else {name for name in names if _is_ours(folder / name)}
-    if names - left and not force:
+    if names - left and not (force or runs_in(folder)):
         raise FileExistsError(f"{folder}: exists and is not empty; --force overwrites the run in it")
     check_ours(folder)
 
 
 def check_ours(folder: Path) -> None:
-    """FileExistsError where a file would be overwritten that no run of ours wrote."""
+    """FileExistsError where a file would be overwritten that no run of ours wrote, or where runs in `folder` would no
+    longer be found beside one in `folder` itself.
+    """
+    several = ", ".join(run.name for run in runs_in(folder))
+    if several:
+        raise FileExistsError(f"{folder}: holds the runs {several}; expected another folder, or one of theirs")
     for name in FILES:
         path = folder / name
         if (path.exists() or path.is_symlink()) and not _is_ours(path):
@@ -305,6 +307,8 @@ def check_ours(folder: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
+    if not path.is_file():
+        return False  # a pipe would be waited for
     try:
         if path.name == "config.json":
             return _version(schema.parse(path.read_bytes(), "")) is not None

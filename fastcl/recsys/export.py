@@ -21,6 +21,7 @@ from fastcl.recsys.options import at_least, one_of
 from fastcl.recsys.scoring import check_items, frozen
 from fastcl.recsys.writing import check_folder, write_set
 
+FILES = ("vectors.npy", "index.faiss", "ids.json", "export.json")  # of which an export writes three
 QUERIES = 1000  # at most so many histories are looked up
 CHUNK = 100  # of them at once
 INDEX = "HNSW32"

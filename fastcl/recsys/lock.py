@@ -50,7 +50,7 @@ def _locked(folder: Path) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
-            if not try_lock(descriptor):
+            if try_lock(descriptor) is False:
                 holder = os.read(descriptor, 20).decode("ascii", "replace").strip()
                 who = f"process {holder}" if holder else "another process"
                 advice = "wait for its end, or choose another folder"

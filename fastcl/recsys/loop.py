@@ -20,7 +20,7 @@ from torch import Tensor
 from fastcl.recsys import launch
 from fastcl.recsys.data import Split
 from fastcl.recsys.models import Model
-from fastcl.recsys.scoring import check_items
+from fastcl.recsys.scoring import check_items, check_not_frozen
 from fastcl.recsys.state import Progress, Settings
 
 T = TypeVar("T")
@@ -69,9 +69,10 @@ def new_run(
 
 
 def check(model: Model, split: Split, settings: Settings) -> None:
-    """ValueError where the items of `model` are not those of `split`, numbered alike, where nothing trains it, or where
-    training is to end by a validation for which nothing is held out.
+    """ValueError where the items of `model` are not those of `split`, numbered alike, where nothing trains it, where a
+    `frozen` block holds it, or where training is to end by a validation for which nothing is held out.
     """
+    check_not_frozen(model)
     if settings.patience is not None and not len(split.valid):
         raise ValueError(f"patience: expected none for a split without validation cases, got {settings.patience}")
     check_items(model, split.train, "split")

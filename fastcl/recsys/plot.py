@@ -32,6 +32,7 @@ METRICS = ("recall", "ndcg", "diversity", "coverage", "popularity", "gini")
 GROUPED = "recall@40"  # as in ContrastVAE's analysis
 DIAGNOSED = 512  # histories that a model's diagnostics are averaged over
 TRAINED = "training data"
+FILES = ("numbers.json", "index.html")  # beside the pictures
 
 Numbers = dict[str, dict[str, Any]]
 

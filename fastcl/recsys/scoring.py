@@ -68,6 +68,12 @@ def frozen(scorer: object) -> Iterator[None]:
                     module.training = True
 
 
+def check_not_frozen(model: nn.Module) -> None:
+    """ValueError in a `frozen` block of `model`, in which training would be validated with item vectors of before."""
+    if model in _open:
+        raise ValueError("model: expected one whose weights may change, got one in a `frozen` block")
+
+
 def item_table(model: Any) -> Tensor:
     """model.item_vectors(), [I+1, D], computed once in a `frozen` block."""
     block = _open.get(model)

@@ -74,16 +74,20 @@ def check_output(option: str, path: str | Path, inputs: Mapping[str, str | Path 
     """Refuses to write to `path`, before any work, where that cannot be done or would replace one of `inputs`, which
     are named by what they are: ValueError or OSError.
     """
-    for what, source in inputs.items():
-        if source is not None and _same(path, source):
-            raise ValueError(f"{option}: expected another file than {what}, got {path}")
+    _check_no_input(option, path, inputs)
     place = _place(Path(path))
     if not _is_stream(place):
         _check_place(place, path)
 
 
-def check_folder(option: str, path: str | Path) -> None:
-    """Refuses a folder to write into, before any work, where a file is in its place or in that of one above it."""
+def check_folder(
+    option: str, path: str | Path, names: Iterable[str] = (), inputs: Mapping[str, str | Path | None] | None = None
+) -> None:
+    """Refuses a folder to write into, before any work, where a file is in its place or in that of one above it, or
+    where a file of these `names` in it is one of `inputs`, which would be replaced: OSError or ValueError.
+    """
+    for name in names:
+        _check_no_input(option, Path(path) / name, inputs or {})
     for folder in (Path(path), *Path(path).parents):
         if folder.is_dir():
             return
@@ -133,14 +137,15 @@ def _new_file(folder: Path) -> tuple[IO[bytes], Path]:
     while True:
         temporary = folder / f".fastcl-{secrets.token_hex(8)}.tmp"
         file = open(temporary, "xb")  # noqa: SIM115
-        if try_lock(file.fileno()) and os.fstat(file.fileno()).st_nlink:  # else a sweep came before the lock
+        # No name any more: a sweep came before the lock.
+        if try_lock(file.fileno()) is not False and os.fstat(file.fileno()).st_nlink:
             return file, temporary
         file.close()
         temporary.unlink(missing_ok=True)
 
 
-def try_lock(descriptor: int) -> bool:
-    """Whether the lock on an open file is ours; held until it is closed. True where the file system has no locks."""
+def try_lock(descriptor: int) -> bool | None:
+    """Whether the lock on an open file is ours; held until it is closed. None where the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -148,6 +153,7 @@ def try_lock(descriptor: int) -> bool:
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
+        return None
     return True
 
 
@@ -157,7 +163,8 @@ def _remove_if_left(path: Path) -> None:
     except OSError:
         return  # gone meanwhile, or another user's
     try:
-        if stat.S_ISREG(os.fstat(descriptor).st_mode) and try_lock(descriptor):
+        # Where there are no locks, nobody knows whether its writer is still at work.
+        if stat.S_ISREG(os.fstat(descriptor).st_mode) and try_lock(descriptor) is True:
             path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
@@ -203,6 +210,12 @@ def _opened(place: Path) -> IO[bytes]:
         if stream is not None:
             stream.flush()
     return os.fdopen(os.dup(int(found["number"] or {"stdout": 1, "stderr": 2}[found["name"]])), "wb")
+
+
+def _check_no_input(option: str, path: str | Path, inputs: Mapping[str, str | Path | None]) -> None:
+    for what, source in inputs.items():
+        if source is not None and _same(path, source):
+            raise ValueError(f"{option}: expected another file than {what}, got {path}")
 
 
 def _same(a: str | Path, b: str | Path) -> bool:

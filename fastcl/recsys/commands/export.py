@@ -8,9 +8,9 @@ from typing import Any
 
 from fastcl.recsys import checkpoint
 from fastcl.recsys.commands.common import read_clicks
-from fastcl.recsys.commands.runs import Run, tell, unfinished
+from fastcl.recsys.commands.runs import Run, inputs_of, tell, unfinished
 from fastcl.recsys.data import Histories, Items
-from fastcl.recsys.export import INDEX, WRITERS, export, require_faiss
+from fastcl.recsys.export import FILES, INDEX, WRITERS, export, require_faiss
 from fastcl.recsys.options import at_least
 from fastcl.recsys.recommend import known_histories
 from fastcl.recsys.threads import add_threads
@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> None:
     at_least(0, "--seed", args.seed)
     if args.to == "faiss":
         require_faiss()
-    check_folder("-o", args.out)
     config = checkpoint.read_config(args.folder)
+    check_folder("-o", args.out, FILES, {"--queries": args.queries, **inputs_of(args.folder, config)})
     model = checkpoint.load(args.folder)
     tell([note for note in [unfinished(Run(Path(args.folder), config, model))] if note])
     queries = _queries(args.queries, config, model.items) if args.to == "faiss" else None

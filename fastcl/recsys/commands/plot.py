@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fastcl.recsys.checkpoint import read_metrics
-from fastcl.recsys.commands.runs import Run, add_run_options, groups_of, open_runs, run_folders, tell
-from fastcl.recsys.plot import plot
+from fastcl.recsys.commands.runs import Run, add_run_options, groups_of, inputs_of, open_runs, run_folders, tell
+from fastcl.recsys.plot import FILES, plot
 from fastcl.recsys.threads import add_threads
 from fastcl.recsys.writing import check_folder
 
@@ -25,8 +25,10 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    check_folder("-o", args.out)
-    runs, split, seen, notes = open_runs(run_folders(*args.folders), args)
+    folders = run_folders(*args.folders)
+    for folder in folders:
+        check_folder("-o", args.out, FILES, {"--data": args.data, **inputs_of(folder)})
+    runs, split, seen, notes = open_runs(folders, args)
     names = [_name(run.folder.resolve()) for run in runs]
     if len(set(names)) < len(names):  # the same last part: the paths as they were given
         names = [str(run.folder) for run in runs]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.scoring import item_table
+from fastcl.recsys.scoring import check_items, frozen, item_table
 
 
 def inner_products(queries: Tensor, table: Tensor) -> Tensor:
@@ -58,8 +58,11 @@ class Model(nn.Module, ABC):
     def scores(self, histories: Histories) -> Tensor:
         """float32 [B, I+1], encode(histories) @ item_vectors().T, the largest of a history's K where it has several
         vectors; the padding column is -inf. Every call encodes the items, but in a `frozen` block the first one alone.
+        The model is in eval mode for the time of the call. Raises ValueError for histories of other items.
         """
-        scores = inner_products(self.encode(histories), item_table(self))
+        check_items(self, histories, "histories")
+        with frozen(self):
+            scores = inner_products(self.encode(histories), item_table(self))
         scores[:, PAD] = -torch.inf
         return scores
 
