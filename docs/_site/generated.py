@@ -15,7 +15,7 @@ import torch
 
 import fastcl
 from fastcl.recsys import MODELS
-from fastcl.recsys.commands import COMMANDS
+from fastcl.recsys.cli import build_parser
 
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.M)
 
@@ -26,36 +26,33 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def commands() -> str:
-    parser = argparse.ArgumentParser(prog="fastcl")
-    found = parser.add_subparsers()
-    for command in COMMANDS:
-        command.add(found)
-    return "\n\n".join(command_page(name, parser, 2) for name, parser in found.choices.items())
+    return command_page(build_parser(), 1).partition("\n\n")[2]  # the page has a title of its own
 
 
-def command_page(name: str, parser: argparse.ArgumentParser, level: int) -> str:
+def command_page(parser: argparse.ArgumentParser, level: int) -> str:
     """A heading, what the command does, and its arguments; below it the commands of a command."""
     inner = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     helps = {choice.dest: choice.help for action in inner for choice in action._choices_actions}
     parts = [f"{'#' * level} `{parser.prog}`"]
     if parser.description:
         parts.append(plain(parser.description[0].upper() + parser.description[1:].removesuffix(".")) + ".")
+    shown = [a for a in parser._actions if a not in inner and a.help != argparse.SUPPRESS and a.dest != "help"]
     if not inner:
         usage = " ".join(parser.format_usage().split()).removeprefix("usage: ").replace("[-h] ", "")
         parts.append(f"```text\n{textwrapped(usage)}\n```")
-        rows = [argument(action, parser) for action in parser._actions if action.help != argparse.SUPPRESS]
-        parts.append(table(["argument", "meaning"], [row for row in rows if row[0] != "`-h, --help`"]))
+    if shown:
+        parts.append(table(["argument", "meaning"], [argument(action, parser) for action in shown]))
     if parser.epilog:
         parts.append(plain(parser.epilog))
     for action in inner:
         for inner_name, inner_parser in action.choices.items():
             if helps.get(inner_name):
                 inner_parser.description = inner_parser.description or helps[inner_name]
-            parts.append(command_page(inner_name, inner_parser, level + 1))
+            parts.append(command_page(inner_parser, level + 1))
     return "\n\n".join(parts)
 
 
-def textwrapped(usage: str, width: int = 88) -> str:
+def textwrapped(usage: str, width: int = 76) -> str:
     lines = [""]
     for word in re.findall(r"\[[^\]]*\]+|\([^)]*\)|\S+", usage):
         if len(lines[-1]) + len(word) >= width:
