@@ -21,14 +21,14 @@ from fastcl.queue_state import (
     NO_ID,
     Counters,
     State,
+    at_most,
     empty,
     fitted,
     found,
     leftover,
-    seal_after,
 )
 
-_HEAD, _SIZE, _SEAL = (Counters._fields.index(name) for name in ("head", "size", "seal"))
+_SIZE, _SEAL = (Counters._fields.index(name) for name in ("size", "seal"))
 
 
 class Columns(NamedTuple):
@@ -197,9 +197,7 @@ class NegativeQueue(nn.Module):
         argument may be a view of the queue's own rows. TypeError and ValueError leave the queue as it was.
         """
         self._check(keys, ids, log_q)
-        counters = self._counters
-        if _at_hand(counters):
-            self._numbers()  # refuses what is no queue
+        before = self._counted()
         count, capacity = keys.shape[0], self.capacity
         new = [
             buffer.new_full((count,), missing) if given is None else given.detach().to(buffer, copy=True)
@@ -207,28 +205,21 @@ class NegativeQueue(nn.Module):
         ]
         # From here on nothing is refused.
         kept = capacity if count > capacity else count  # not min(), which leaves a graph of any B a guard
-        head, size, has_ids, has_log_q, seal, square = counters.unbind()
-        slots = (head + torch.arange(kept, device=counters.device)) % capacity
+        slots = (torch.arange(kept, device=self._keys.device) + before.head) % capacity
         # Free slots come first among those to be written, then the oldest entries.
         evicted = [buffer.index_select(0, slots) for buffer in (self._keys, self._ids, self._whole_log_q())]
         if count > kept:
             evicted = [torch.cat([old, x[: count - kept]]) for old, x in zip(evicted, new, strict=True)]
-        has_ids = has_ids if ids is None else torch.ones_like(has_ids)
-        has_log_q = has_log_q if log_q is None else torch.ones_like(has_log_q)
-        left = torch.stack([head, (size + count - capacity).clamp(min=0), has_ids, has_log_q, seal, square])
-        follows = seal_after(seal)
-        after = torch.stack([
-            (head + kept) % capacity, (size + count).clamp(max=capacity), has_ids, has_log_q,
-            follows, follows * follows + (square - seal * seal),  # what is no queue does not become one
-        ])  # fmt: skip
+        left, after = before.pushed(count, kept, capacity, ids is not None, log_q is not None)
+        out = State(evicted[0], evicted[1], evicted[2], left.tensor())
         for buffer, x in zip((self._keys, self._ids, self._log_q), new, strict=True):
             buffer.index_copy_(0, slots, x[count - kept :])
-        counters.copy_(after)
+        self._counters.copy_(after.tensor())
         if log_q is not None:
             self._with_log_q = True
         else:
             self._without_log_q = True
-        return Evicted(State(evicted[0], evicted[1], evicted[2], left), self)
+        return Evicted(out, self)
 
     @torch.no_grad()
     def newest(self, count: int) -> Evicted:
@@ -237,18 +228,19 @@ class NegativeQueue(nn.Module):
             raise TypeError(f"count: expected an int, got {type(count).__name__}")
         if count < 0:
             raise ValueError(f"count: expected at least 0, got {count}")
-        counters = self._counters
-        if _at_hand(counters):
-            self._numbers()
+        numbers = self._counted()
         count = min(count, self.capacity)
-        slots = (counters[_HEAD] - count + torch.arange(count, device=counters.device)) % self.capacity
-        held = counters.clone()
-        held[_SIZE].clamp_(max=count)
+        slots = (torch.arange(count, device=self._keys.device) + (numbers.head - count)) % self.capacity
         keys, ids, log_q = (x.index_select(0, slots) for x in (self._keys, self._ids, self._whole_log_q()))
-        return Evicted(State(keys, ids, log_q, held), self)
+        held = numbers._replace(size=at_most(numbers.size, count))
+        return Evicted(State(keys, ids, log_q, held.tensor()), self)
 
     def _state(self) -> State:
         return State(self._keys, self._ids, self._log_q, self._counters)
+
+    def _counted(self) -> Counters:
+        """As ints where they are at hand (RuntimeError for what is no queue), else as tensors."""
+        return self._numbers() if _at_hand(self._counters) else Counters(*self._counters.unbind())
 
     def _numbers(self) -> Counters:
         numbers = Counters(*self._counters.tolist())

@@ -5,7 +5,7 @@ a row a slot, and the counters.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,24 +19,50 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class Counters(NamedTuple):
-    """The counters as numbers. The seal moves with every push, in jumps, and its square stands beside it: in an average
-    over several moments the one is no longer the square of the other.
+    """The six counters: ints where they are at hand, else 0-d int64 tensors on the queue's device. The arithmetic here
+    is that of both.
+
+    `seal` and `square` tell a queue from an average of its buffers over several moments. Every push moves the seal by
+    a wide jump and stores its square beside it; the square of an average of seals is not the average of their squares.
     """
 
-    head: int  # where the next key goes; filled slots are always the first `size`
-    size: int
-    has_ids: int
-    has_log_q: int
-    seal: int = 0
-    square: int = 0
+    head: Any  # the slot that the next key goes to; filled slots are always the first `size`
+    size: Any  # the number of filled slots
+    has_ids: Any  # 1 once a push brought ids, else 0
+    has_log_q: Any  # likewise
+    seal: Any = 0
+    square: Any = 0
 
     def whole(self) -> bool:
+        """Whether the seal says that this is a queue, not an average or memory that nobody wrote."""
         return self.seal * self.seal == self.square
 
     def fit(self, capacity: int) -> bool:
         """Whether pushes into a queue of this capacity can have led here."""
         head = self.size if self.size < capacity else self.head
         return 0 <= self.head < capacity and 0 <= self.size <= capacity and self.head == head
+
+    def pushed(self, count: int, kept: int, capacity: int, ids: bool, log_q: bool) -> tuple["Counters", "Counters"]:
+        """The counters of the entries that fall out when `count` keys come, of which `kept` stay, and of the queue."""
+        has = {"has_ids": self.has_ids | ids, "has_log_q": self.has_log_q | log_q}
+        size = at_most(self.size + count, capacity)
+        # A linear generator with the period 2^24, whose steps are wide from the first on.
+        seal = (self.seal * 69069 + 5432103) % (1 << 24)
+        square = seal * seal + (self.square - self.seal * self.seal)  # what was no queue does not become one
+        head = (self.head + kept) % capacity
+        return self._replace(size=self.size + count - size, **has), Counters(
+            head, size, **has, seal=seal, square=square
+        )
+
+    def tensor(self) -> Tensor:
+        """int64 [6]"""
+        return torch.stack(self) if isinstance(self.seal, Tensor) else torch.tensor(self)
+
+
+def at_most(x: Any, bound: int) -> Any:
+    """min(x, bound) of an int or a 0-d tensor, whose value is not looked at."""
+    over = x - bound
+    return x - over * (over > 0)
 
 
 class State(NamedTuple):
@@ -49,11 +75,6 @@ class State(NamedTuple):
 
 
 NAMES = tuple(f"_{name}" for name in State._fields)
-
-
-def seal_after(seal: Tensor) -> Tensor:
-    """The next number of a linear generator with the period 2^24, whose steps are wide from the first on."""
-    return (seal * 69069 + 5432103) % (1 << 24)
 
 
 def empty(capacity: int, dim: int, dtype: torch.dtype, device: torch.device | None = None) -> State:
