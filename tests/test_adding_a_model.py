@@ -106,6 +106,13 @@ def test_tied_weights_are_trained_saved_loaded_and_resumed(pooled: Path, monkeyp
     with pytest.raises(ValueError, match="two names; part overlaps item.weight"):
         fit(made(split.items, **options), split, epochs=1, out="part", progress=False)
     assert not Path("part").exists()
+    for odd, error, words in (
+        (torch.ones(1).expand(5), ValueError, "elements of part share theirs"),
+        (torch.eye(3).to_sparse(), TypeError, "expected dense tensors in its state dict, got .*sparse_coo for part"),
+    ):
+        monkeypatch.setattr(made, "overlap", lambda self, odd=odd: self.register_buffer("part", odd))
+        with pytest.raises(error, match=words):
+            fit(made(split.items, **options), split, epochs=1, progress=False)
     MODELS.pop("tied")
     sys.modules.pop("tied")
 

@@ -77,6 +77,19 @@ def test_clicks_other_than_those_of_the_training_are_never_silent(
     assert "holds other clicks" not in capsys.readouterr().err
 
 
+def test_other_test_cases_after_the_same_training_get_a_note(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = trained(tmp_path / "run", log, epochs=1)
+    text = log.read_text()
+    for changed in (text, re.sub(r"(u\d+),i\d+,97", r"\1,i3,97", text)):
+        log.write_text(changed)
+        capsys.readouterr()
+        assert call("evaluate", run) == 0
+        assert ("other test cases than" in capsys.readouterr().err) == (changed != text)
+
+
 @pytest.mark.parametrize("command", REPORTS, ids=lambda command: command[0])
 def test_a_training_that_has_not_ended_is_named_in_every_report(
     command: tuple[str, ...], log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture

@@ -3,13 +3,15 @@
 import itertools
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 
 def distinct(model: nn.Module) -> dict[str, Tensor]:
     """The state dict, of tensors with several names (tied weights) under the first one only.
 
-    Raises ValueError where tensors share a part of their memory without being the same, TypeError where one is none.
+    Raises ValueError where tensors share a part of their memory without being the same, or elements of one theirs;
+    TypeError where one is none, or sparse.
     """
     again = aliases(model)
     return {name: tensor for name, tensor in model.state_dict().items() if name not in again}
@@ -28,8 +30,12 @@ def aliases(model: nn.Module) -> dict[str, str]:
     for name, tensor in model.state_dict().items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"model: expected tensors in its state dict, got {type(tensor).__name__} for {name}")
+        if tensor.layout != torch.strided:
+            raise TypeError(f"model: expected dense tensors in its state dict, got {tensor.layout} for {name}")
         if not tensor.numel():
             continue
+        if any(step == 0 < size - 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
+            raise ValueError(f"model: expected tensors of their own memory; elements of {name} share theirs (expand)")
         start = tensor.data_ptr()
         key = (tensor.device, start, tensor.dtype, tensor.shape, tensor.stride())
         if first.setdefault(key, name) != name:

@@ -34,6 +34,7 @@ class Recorded:
     seen: Literal["mask", "keep"] = "mask"
     seed: int = 0
     data_sha256: str | None = None
+    test_sha256: str | None = None
 
 
 @dataclasses.dataclass

@@ -51,10 +51,11 @@ def begin(
     """
     with launch.together():
         data = state.fingerprint(split)
-        taken = sorted((record or {}).keys() & {*vars(settings), "data_sha256"})
+        digests = {"data_sha256": data, "test_sha256": state.cases_fingerprint(split)}
+        taken = sorted((record or {}).keys() & {*vars(settings), *digests})
         if taken:
             raise ValueError(f"record: expected other names than {', '.join(taken)}, which config.json has already")
-        text = checkpoint.describe(model, {**asdict(settings), "data_sha256": data, **(record or {})})
+        text = checkpoint.describe(model, {**asdict(settings), **digests, **(record or {})})
         facts = state.facts_of(settings, data, text.identity)
     with own_random_state(model.device):
         run = loop.new_run(model, split, settings)

@@ -230,9 +230,18 @@ def _restore_random(path: Path, own: Mapping[str, Tensor], device: torch.device)
 
 def fingerprint(split: Split) -> str:
     """Of the clicks that training sees and the cases that validation asks: the same data gives the same one."""
-    digest = hashlib.sha256()
     train, valid = split.train, split.valid
-    for array in (train.offsets, train.item, train.time, valid.history.offsets, valid.history.item, valid.target):
+    return _digest(train.offsets, train.item, train.time, valid.history.offsets, valid.history.item, valid.target)
+
+
+def cases_fingerprint(split: Split) -> str:
+    """Of the cases that a test asks, which the training does not see."""
+    return _digest(split.test.history.offsets, split.test.history.item, split.test.target)
+
+
+def _digest(*arrays: np.ndarray | None) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
         digest.update(b"none" if array is None else np.ascontiguousarray(array).data)
     return digest.hexdigest()
 

@@ -21,8 +21,8 @@ from fastcl.recsys.scoring import check_items
 
 # What config.json says beside the settings of a run: how, when and from where, not what was trained.
 NO_SETTINGS = (
-    *("format", "version", "versions", "seed", "data", "data_sha256", "split", "command"),
-    *("threads", "device", "processes", "save_every"),
+    *("format", "version", "versions", "seed", "data", "data_sha256", "test_sha256", "split"),
+    *("command", "threads", "device", "processes", "save_every"),
 )
 
 
@@ -129,10 +129,16 @@ def repeats(split: Split) -> str | None:
 
 
 def _other_clicks(run: Run, split: Split, path: str | None) -> str | None:
-    """A note where `split` is not what `run` was trained on, though --data says so; without --data a ValueError."""
+    """A note where `split` is not what `run` was trained on, though --data says so; without --data a ValueError. A note
+    too where it was, and the test cases alone are others.
+    """
     trained = run.config.get("data_sha256")
-    if trained is None or trained == state.fingerprint(split):
+    if trained is None:
         return None
+    if trained == state.fingerprint(split):
+        if run.config.get("test_sha256") in (None, state.cases_fingerprint(split)):
+            return None
+        return f"{run.folder}: the data has other test cases than when it was trained; earlier figures are of those"
     if path is None:
         place = run.config["data"]["path"]
         remedy = f"--data {place} takes them on purpose, --data FILE names another file"
