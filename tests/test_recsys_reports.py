@@ -90,6 +90,27 @@ def test_other_test_cases_after_the_same_training_get_a_note(
         assert ("other test cases than" in capsys.readouterr().err) == (changed != text)
 
 
+def test_recommend_says_where_clicks_of_the_training_are_gone(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its --users would get what they clicked in a row that the file has no more."""
+    monkeypatch.chdir(tmp_path)
+    run = trained(tmp_path / "run", log, epochs=1)
+    header, *rows = log.read_text().splitlines()
+    week = tmp_path / "week.csv"
+    week.write_text(f"{header}\nu1,i1,200\n")
+    one = "user,item,time\nu1,i1,1\n"  # no split can be made of it
+    older = "\n".join([header, *(row for row in rows if not row.endswith(",90"))]) + "\n"
+    for text, gone in ((log.read_text(), False), (older, True), (one, True)):
+        log.write_text(text)
+        capsys.readouterr()
+        assert call("recommend", run, "--users", week) == 0
+        told = capsys.readouterr().err
+        assert ("log.csv has changed since the training: clicks that are no longer in it may be" in told) == gone
+        assert call("recommend", run, "--users", week, "--alone") == 0
+        assert "has changed" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", REPORTS, ids=lambda command: command[0])
 def test_a_training_that_has_not_ended_is_named_in_every_report(
     command: tuple[str, ...], log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture

@@ -158,10 +158,15 @@ def read_split(config: Mapping[str, Any]) -> Split:
     _refuse_pipes(data)
     if data.get("valid"):
         return Interactions.presplit(data["path"], data["valid"], data["test"], **_options(data))
+    return read_data(data).split(**split_options(config))
+
+
+def split_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json's "split", with the types that splitting expects; ValueError otherwise."""
     how = {} if config.get("split") is None else config["split"]
     schema.fits(how, dict[str, Any], "config.json: split")
     schema.keys_fit(how, Interactions.split, "config.json: split", skip=("self",))
-    return read_data(data).split(**how)
+    return dict(how)
 
 
 def checked_data(data: Any) -> dict[str, Any]:

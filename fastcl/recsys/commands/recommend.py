@@ -6,19 +6,21 @@ import io
 import json
 import re
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fastcl.recsys import checkpoint
-from fastcl.recsys.commands.common import read_clicks
+from fastcl.recsys import checkpoint, state
+from fastcl.recsys.commands.common import read_clicks, split_options
 from fastcl.recsys.commands.runs import Run, inputs_of, tell, unfinished
 from fastcl.recsys.data import Interactions, Items
 from fastcl.recsys.merging import merge, of_users
 from fastcl.recsys.metrics import SEEN
 from fastcl.recsys.options import at_least
 from fastcl.recsys.recommend import Row, recommend, recommend_users
+from fastcl.recsys.splits import LeakageWarning
 from fastcl.recsys.threads import add_threads
 from fastcl.recsys.writing import check_output, write_parts
 
@@ -108,12 +110,30 @@ def _histories(args: argparse.Namespace, config: dict[str, Any]) -> Interactions
     except FileNotFoundError:
         tell([f"the run's data has moved from {own}: what was clicked there is unknown and may be recommended"])
         return data
+    if _changed(before, config):
+        tell([f"{own} has changed since the training: clicks that are no longer in it may be recommended"])
     whole = of_users(merge(before, data), data.users)
     known, clicks = set(before.users) & set(data.users), len(whole.log.item) - len(data.log.item)
     if known:
         count = f"{len(known):,} of {len(data.users):,} users are in the run's data too"
         tell([f"{count}: their clicks there, {clicks:,}, are part of their histories (--alone leaves them out)"])
     return whole
+
+
+def _changed(before: Interactions, config: dict[str, Any]) -> bool:
+    """Whether the run's data is known to hold other clicks than in training; of files that came as a split it is not.
+
+    `before`: that data, read again.
+    """
+    trained = config.get("data_sha256")
+    if trained is None or config["data"].get("valid"):
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LeakageWarning)
+        try:
+            return state.fingerprint(before.split(**split_options(config))) != trained
+        except ValueError:
+            return True
 
 
 def _fields(text: str) -> list[str]:
