@@ -13,7 +13,7 @@ sums the gradients divides by the number of ranks.
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from fastcl import ops
-from fastcl.checks import as_ids, check_tensor, check_weight, matrix
+from fastcl.checks import as_ids, check_tensor, check_weight
 from fastcl.fallback import compute_dtype
 from fastcl.negatives import Columns, Evicted, NegativeQueue
 from fastcl.normalize import normalized_together
@@ -81,7 +81,11 @@ def _rows(name: str, x: Any) -> tuple[int, object]:
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     if x.dim() == 0:
         raise ValueError(f"{name}: expected rows, shape [N, ...], got shape []")
-    return x.shape[0], (name, list(x.shape[1:]), x.dtype, _learns(x))
+    if x.layout != torch.strided:
+        raise TypeError(f"{name}: expected a dense tensor, got layout {x.layout}")
+    if x.is_meta:
+        raise ValueError(f"{name}: expected a device with content, got meta")
+    return x.shape[0], (name, list(x.shape[1:]), x.dtype, x.device.type, _learns(x))
 
 
 def _learns(x: Tensor | None) -> bool:
@@ -133,16 +137,30 @@ def _refuse(options: dict[str, Any], names: tuple[str, ...], why: str) -> None:
             raise ValueError(f"{name}: expected none, {why}, got one")
 
 
+def _call_without_rows(loss: Loss, query: Tensor, positive_key: Tensor, options: dict[str, Any]) -> None:
+    """Raises what the loss has against its options before anything is sent: it refuses them for no rows, too."""
+    inspect.signature(loss).bind(query, positive_key, **options)
+    # A caller's function (`weight_fn`) may need rows. A queue is a module, which can be called as well.
+    given = {name: value for name, value in options.items() if name == "queue" or not callable(value)}
+    no_rows = {name: x[:0] if isinstance(x, Tensor) and x.dim() else x for name, x in given.items()}
+    with torch.no_grad():
+        loss(query[:0], positive_key[:0], **no_rows)
+
+
 def _columns(
+    query: Tensor,
     positive_key: Tensor,
     ids: Tensor | None,
     log_q: Tensor | None,
     queue: Any,
     symmetric: bool,
     loss: Loss,
-    constants: dict[str, Any],
+    options: dict[str, Any],
 ) -> tuple[int, object]:
-    """What is sent to other ranks, checked before it travels: its rows, and what has to be alike everywhere."""
+    """What is sent to other ranks, checked before it travels: its rows, and what has to be alike everywhere.
+
+    options: the loss's other arguments; numbers among them have to be alike.
+    """
     for name, value in (("queue", queue), ("log_q", log_q)):
         if symmetric and value is not None:
             raise ValueError(f"symmetric: expected no {name}, which has no other direction, got {name} as well")
@@ -152,15 +170,16 @@ def _columns(
         check_tensor("log_q", log_q, (n,), device)
     if ids is not None:
         as_ids("ids", ids, (n,), device)
+    _call_without_rows(loss, query, positive_key, options | ({} if queue is None else {"queue": queue, "log_q": log_q}))
     rows, keys = _rows("positive_key", positive_key)
-    numbers = sorted((k, v) for k, v in constants.items() if isinstance(v, (bool, int, float, str)))
+    numbers = sorted((k, v) for k, v in options.items() if isinstance(v, (bool, int, float, str)))
     named = {"ids": ids is not None, "log_q": None if log_q is None else (log_q.dtype, _learns(log_q))}
     return rows, (getattr(loss, "__name__", ""), symmetric, keys, named, numbers)
 
 
 def _share(sizes: list[int], reduction: str) -> float:
     """What this rank's sum is multiplied by; see Scale in the module's documentation."""
-    return len(sizes) / (sum(sizes) if reduction == "mean" else 1.0)
+    return len(sizes) / ((sum(sizes) or 1) if reduction == "mean" else 1)
 
 
 # Any loss of any arguments, for those that have no local form.
@@ -213,10 +232,7 @@ def gathered(loss: Loss, group: Group = None) -> Loss:
             _refuse(options, names, "the keys of all ranks take its place")
             check_batch(query, positive_key, None, options.get("temperature", 1.0), reduction, None)
             check_weight(options.get("weight"), query.shape[0], query.device)
-            if queue is not None:
-                keys = columns_of(cast(Queue, queue), log_q is not None).keys
-                matrix("queue", keys, None, query.shape[1], query.device)
-            return _columns(positive_key, ids, log_q, queue, symmetric, loss, {})
+            return _columns(query, positive_key, ids, log_q, queue, symmetric, loss, options)
 
         sizes = agree(checked, group)
         ids = None if ids is None else as_ids("ids", ids, ("N",))
@@ -276,8 +292,7 @@ def ring(loss: Loss, group: Group = None) -> Loss:
         def checked() -> tuple[int, object]:
             check_batch(query, positive_key, None, temperature, reduction, None)
             check_weight(weight, query.shape[0], query.device)
-            inspect.signature(formula).bind(None, **constants)
-            return _columns(positive_key, ids, log_q, None, symmetric, loss, constants)
+            return _columns(query, positive_key, ids, log_q, None, symmetric, loss, constants)
 
         sizes = agree(checked, group)
         if normalize:
@@ -287,7 +302,7 @@ def ring(loss: Loss, group: Group = None) -> Loss:
 
         def lse_at(factor: float) -> Tensor:
             tensor, number = (scale * factor, 1.0) if isinstance(scale, Tensor) else (ops._NONE, scale * factor)
-            bias = ops._NONE if log_q is None else -log_q
+            bias = None if log_q is None else -log_q
             return RingLse.apply(query, positive_key, tensor, bias, row_id, number, sizes, group)
 
         def count() -> Tensor:
@@ -324,14 +339,17 @@ def push(
 
     def checked() -> tuple[int, object]:
         queue._check(keys, ids, log_q)
-        return _rows("keys", keys)[0], ("push", keys.dtype, ids is None, log_q is None)
+        queue._counted()  # refuses what is no queue
+        rows, alike = _rows("keys", keys.detach())
+        return rows, ("push", alike, ids is None, log_q is None)
 
     sizes = agree(checked, group)
 
-    def every(t: Tensor | None) -> Tensor | None:
-        return None if t is None else _Gather.apply(t.detach(), sizes, group)
+    def every(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        return None if t is None else _Gather.apply(t.detach().to(dtype), sizes, group)
 
-    return queue.push(_Gather.apply(keys.detach(), sizes, group), every(ids), every(log_q))
+    everyones = _Gather.apply(keys.detach(), sizes, group)
+    return queue.push(everyones, every(ids, torch.int64), every(log_q, torch.float32))
 
 
 def keep_local(model: torch.nn.Module) -> None:

@@ -56,7 +56,7 @@ class Counters(NamedTuple):
 
     def tensor(self) -> Tensor:
         """int64 [6]"""
-        return torch.stack(self) if isinstance(self.seal, Tensor) else torch.tensor(self)
+        return torch.stack(self) if isinstance(self.seal, Tensor) else torch.tensor(self, device="cpu")
 
 
 def at_most(x: Any, bound: int) -> Any:

@@ -88,7 +88,7 @@ class RingLse(Function):
         query: Tensor,  # [N, D]
         key: Tensor,  # [N, D], this rank's
         scale: Tensor,  # [], [N], or [0]
-        bias: Tensor,  # [N] of key, or [0]
+        bias: Tensor | None,  # [N] of key; not [0] for none, since a rank without rows takes part in what travels
         ids: Tensor,  # [N] of query and of key
         factor: float,
         sizes: list[int],
@@ -153,14 +153,14 @@ class RingLse(Function):
             d_query if need_query else None,
             sums[0][: len(key)].to(key.dtype) if need_key else None,
             d_scale if need_scale else None,
-            sums[-1][: len(key)].to(bias.dtype) if need_bias else None,
+            sums[-1][: len(key)].to(bias.dtype) if bias is not None and need_bias else None,
             *(None,) * 4,
         )
 
 
-def _columns(key: Tensor, ids: Tensor, bias: Tensor, sizes: list[int]) -> list[Tensor]:
+def _columns(key: Tensor, ids: Tensor, bias: Tensor | None, sizes: list[int]) -> list[Tensor]:
     """What travels: keys, ids and, where there is one, the bias, filled up to the longest rank's."""
-    return [padded(t, max(sizes)) for t in (key, ids, *([bias] if bias.numel() else []))]
+    return [padded(t, max(sizes)) for t in (key, ids, *([] if bias is None else [bias]))]
 
 
 def _cut(block: list[Tensor], size: int) -> list[Tensor]:

@@ -16,6 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -324,6 +327,88 @@ def check_a_rank_without_rows() -> None:
     assert torch.equal(queue.newest(8).keys, big["query"][: sum(sizes)][-8:])
 
 
+def check_options_of_a_rank_without_rows() -> None:
+    big = _big()
+    empty = dist.get_world_size() - 1
+    sizes = [*SIZES[:empty], 0]
+    start, n = sum(sizes[: dist.get_rank()]), sizes[dist.get_rank()]
+    learn = ("query", "positive_key", "log_q", "weight", "temperature")
+    for form in FORMS.values():
+        for loss in (fastcl.infonce, fastcl.dclw, fastcl.mine_plus):
+            whole = {
+                name: big[name][: sum(sizes)].clone() for name in ("query", "positive_key", "log_q", "weight", "ids")
+            }
+            whole["temperature"] = big["rows"][: sum(sizes)].clone()
+            mine = {name: x[start : start + n].clone() for name, x in whole.items()}
+            for inputs in (whole, mine):
+                for name in learn:
+                    inputs[name].requires_grad_()
+            if loss is fastcl.dclw:  # its default weights are those of a rank's own rows
+                options: dict[str, Any] = {"weight_fn": lambda q, p: 2.0 - (q * p).sum(1).sigmoid()}
+            else:
+                options = {}
+            truth, value = loss(**whole, **options), form(loss)(**mine, **options)
+            torch.testing.assert_close(_mean_over_ranks(value), truth.detach(), rtol=1e-10, atol=1e-10)
+            wanted, found = (torch.autograd.grad(x, [i[k] for k in learn]) for x, i in ((truth, whole), (value, mine)))
+            for a, b in zip(found, wanted, strict=True):
+                torch.testing.assert_close(a / dist.get_world_size(), b[start : start + n], rtol=1e-10, atol=1e-10)
+
+
+def check_no_rank_has_rows() -> None:
+    for form in FORMS.values():
+        for reduction in ("mean", "sum", "none"):
+            leaves = [torch.ones(0, D, requires_grad=True) for _ in range(2)]
+            value = form(fastcl.infonce)(*leaves, reduction=reduction)
+            assert value.sum().item() == 0.0
+            assert all(x.shape == (0, D) for x in torch.autograd.grad(value.sum(), leaves))
+    assert distributed.gather(torch.ones(0, 3)).shape == (0, 3)
+
+
+def check_a_push_of_other_types_of_ids() -> None:
+    queue, rank = fastcl.NegativeQueue(9, D), dist.get_rank()
+    own = torch.tensor([rank, 10 + rank], dtype=torch.int32 if rank else torch.int64)
+    distributed.push(queue, torch.full((2, D), float(rank)), own, -own.to(F64 if rank else F32))
+    wanted = [x for other in range(dist.get_world_size()) for x in (other, 10 + other)]
+    newest = queue.newest(9)
+    assert newest.ids is not None
+    assert newest.log_q is not None
+    assert newest.ids.tolist() == wanted
+    assert (-newest.log_q).tolist() == wanted
+
+
+def check_fully_shard_with_a_queue() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def model_of_rows() -> _Model:
+        model = _Model()
+        del model.temperature  # fully_shard takes no scalar parameters
+        return model
+
+    single, sharded = model_of_rows(), model_of_rows()
+    fully_shard(sharded, mesh=mesh)
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (single, sharded)]
+    big = _big()
+    for step in range(3):
+        values = []
+        for model, optimizer in zip((single, sharded), optimizers, strict=True):
+            optimizer.zero_grad()
+            q, k = model(torch.cat([big["query"], big["positive_key"]]) + step).chunk(2)
+            value = fastcl.infonce(q, k, queue=model.queue, in_batch=True, ids=big["ids"])
+            model.queue.push(k, big["ids"])
+            value.backward()
+            optimizer.step()
+            values.append(value.detach())
+        torch.testing.assert_close(*values, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(sharded.queue.newest(9).keys, single.queue.newest(9).keys, rtol=1e-10, atol=1e-10)
+    state = get_model_state_dict(sharded, options=StateDictOptions(full_state_dict=True))
+    again = model_of_rows()
+    fully_shard(again, mesh=mesh)
+    rows = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(again, state if dist.get_rank() == 0 else {}, options=rows)
+    for a, b in zip(again.queue.newest(9), sharded.queue.newest(9), strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+
+
 def check_a_mistake_of_one_rank_reaches_all() -> None:
     good = {"query": torch.ones(2, D), "positive_key": torch.ones(2, D)}
     wrong = [
@@ -332,6 +417,8 @@ def check_a_mistake_of_one_rank_reaches_all() -> None:
         ({"ids": torch.ones(2)}, TypeError, "ids"),
         ({"symmetric": True, "log_q": torch.ones(2)}, ValueError, "symmetric"),
         ({"positive_key": None}, TypeError, "positive_key"),
+        ({"temprature": 0.1}, TypeError, "got an unexpected keyword argument 'temprature'"),
+        ({"temperature": torch.tensor(-1.0)}, ValueError, "temperature"),
     ]
     last = dist.get_world_size() - 1
     mine = dist.get_rank() == last
@@ -340,6 +427,17 @@ def check_a_mistake_of_one_rank_reaches_all() -> None:
             with pytest.raises(error if mine else RuntimeError) as raised:
                 form(fastcl.infonce)(**{**good, **(change if mine else {})})
             assert str(raised.value).startswith(name if mine else f"rank {last} refused its arguments"), raised.value
+    for loss, change, error, name in (
+        (fastcl.debiased_infonce, {"tau_plus": 2.0}, ValueError, "tau_plus"),
+        (fastcl.mine_plus, {"lam": "much"}, TypeError, "lam"),
+    ):
+        for form in FORMS.values():
+            with pytest.raises(error if mine else RuntimeError) as raised:
+                form(loss)(**good, **(change if mine else {}))
+            assert str(raised.value).startswith(name if mine else f"rank {last} refused its arguments"), raised.value
+    for option in (torch.ones(2, D), _queue(F32, False, True)):  # the second with a log q that the loss has not
+        with pytest.raises((TypeError, ValueError) if mine else RuntimeError, match=None if mine else f"rank {last}"):
+            distributed.gathered(fastcl.infonce)(**good, queue=option if mine else None)
     # What is no mistake by itself, but on one rank only, would leave the others waiting in backward or before.
     for change in (
         {"log_q": torch.ones(2)},
@@ -354,6 +452,9 @@ def check_a_mistake_of_one_rank_reaches_all() -> None:
     for call in (distributed.gather, functools.partial(distributed.push, queue)):
         with pytest.raises(TypeError if mine else RuntimeError):
             call("no tensor" if mine else torch.ones(2, D))
+        for wrong_kind in (torch.ones(2, D).to_sparse(), torch.ones(2, D, device="meta")):
+            with pytest.raises((TypeError, ValueError) if mine else RuntimeError):
+                call(wrong_kind if mine else torch.ones(2, D))
     assert len(queue) == 0
 
 

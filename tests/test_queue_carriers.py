@@ -168,6 +168,32 @@ def test_carries_all_of_a_queue(name: str, sizes: tuple[int, ...], tmp_path: Pat
     assert_equal_to_model(queue, kept)
 
 
+def _push_there(queue: Queue) -> None:
+    torch.set_num_threads(1)
+    queue.push(keys_of([7.0, 8.0]), torch.tensor([107, 108]))
+
+
+def test_a_queue_given_to_a_spawned_process_is_one_queue() -> None:
+    queue, _ = _filled(5, 4)
+    process = torch.multiprocessing.get_context("spawn").Process(target=_push_there, args=(queue,))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+    assert len(queue) == 5
+    assert queue.newest(3).ids.tolist() == [103, 107, 108]
+    assert torch.equal(queue.newest(3).keys, keys_of([3.0, 7.0, 8.0]))
+
+
+def test_a_push_under_another_default_device() -> None:
+    (queue, _), keys = _filled(5, 4), keys_of([4.0, 5.0])
+    with torch.device("meta"):
+        evicted = queue.push(keys)
+        newest = queue.newest(2)
+    assert evicted.keys[:, 0].tolist() == [0.0]
+    assert newest.keys[:, 0].tolist() == [4.0, 5.0]
+    assert len(queue) == 5
+
+
 AVERAGES: dict[str, dict[str, Any]] = {
     "SWA": {},
     "SWA, one by one": {"avg_fn": get_swa_avg_fn()},
