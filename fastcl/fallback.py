@@ -57,8 +57,9 @@ def no_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*args: Any) -> Any:
         device = args[0].device.type
-        off = torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else None
-        with off or contextlib.nullcontext():
+        # Looked at first: switching off what is off costs 16 us.
+        on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        with torch.autocast(device, enabled=False) if on else contextlib.nullcontext():
             return function(*args)
 
     return run

@@ -23,8 +23,8 @@ from fastcl.rows import (
     Queue,
     Rows,
     check_batch,
-    check_symmetric,
     reduced,
+    rows_both_ways,
     rows_of,
 )
 
@@ -72,12 +72,8 @@ def _public(formula: Callable[..., Tensor], *, beside: Callable[..., float] | No
         if beside is not None and reduction != "none":
             expected = Expected(beside(**constants), weight=weight)
         if symmetric:
-            check_symmetric(negatives, temperature)
-            rows = (
-                rows_of(query, positive_key, temperature, negatives, expected),
-                rows_of(positive_key, query, temperature, negatives, expected),
-            )
-            per_row = 0.5 * (formula(rows[0], **constants) + formula(rows[1], **constants))
+            there, back = rows_both_ways(query, positive_key, temperature, negatives, expected)
+            per_row = 0.5 * (formula(there, **constants) + formula(back, **constants))
         else:
             per_row = formula(rows_of(query, positive_key, temperature, negatives, expected), **constants)
         return reduced(per_row, reduction, weight)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fastcl.both_ways import both_ways, from_one_product
 from fastcl.checks import (
     as_ids,
     check_reduction,
@@ -121,7 +122,7 @@ def rows_of(
         for name, t in (("query", query), ("positive_key", positive_key), ("negative_keys", private)):
             in_memory(name, t)
     if not segments and private is None:
-        raise ValueError("in_batch: expected True, negative_keys or a queue, got no source of negatives")
+        raise _no_source()
     _check_corrected(given, segments)
 
     matches: list[tuple[Tensor | None, Tensor | None]] = []
@@ -174,6 +175,47 @@ def rows_of(
         scale=scale,
         log_q=given.log_q is not None,
     )
+
+
+def rows_both_ways(
+    query: Tensor,
+    positive_key: Tensor,
+    temperature: float | Tensor,
+    given: Negatives,
+    expected: Expected | None = None,
+) -> tuple[Rows, Rows]:
+    """`rows_of` the batch, and of the batch with query and positive_key exchanged."""
+    check_symmetric(given, temperature)
+    if not from_one_product(query, positive_key):
+        there = rows_of(query, positive_key, temperature, given, expected)
+        return there, rows_of(positive_key, query, temperature, given, expected)
+    scale = inverse(temperature, query, positive_key)
+    n, device = query.shape[0], query.device
+    given = _checked(given, n, device)
+    if given.in_batch is False:
+        raise _no_source()
+    pos, *lse = both_ways(query, positive_key, scale, given.ids)
+
+    def ids() -> Tensor:
+        return torch.arange(n, device=device) if given.ids is None else given.ids
+
+    def rows(query: Tensor, positive_key: Tensor, lse: Tensor) -> Rows:
+        return Rows(
+            pos,
+            lse,
+            count=lambda: _count(n, [(ids(), ids())], [n], None, given, device),
+            lse_at=lambda factor: contrast(query, positive_key, scale=scale * factor, row_id=ids(), col_id=ids())[1],
+            query=query,
+            positive_key=positive_key,
+            scale=scale,
+            log_q=False,
+        )
+
+    return rows(query, positive_key, lse[0]), rows(positive_key, query, lse[1])
+
+
+def _no_source() -> ValueError:
+    return ValueError("in_batch: expected True, negative_keys or a queue, got no source of negatives")
 
 
 @no_autocast
