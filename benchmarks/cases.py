@@ -35,7 +35,8 @@ class Case:
 
     kind: batch (the keys are the other rows' positives), table (all items, the positive among them), shared (negatives
     that learn), frozen (negatives without gradient), queue (batch and frozen ones), views (NT-Xent over N / 2 pairs),
-    dcl (the same decoupled). `targets`: column -> bound; see bench_contrast.py for the columns.
+    dcl (the same decoupled), clip (batch, both directions). `targets`: column -> bound; see bench_contrast.py for the
+    columns.
     """
 
     n: int
@@ -72,6 +73,10 @@ CASES = {
     "tiny": Case(8, 64, 32, "shared", "tiny", targets=SMALL),
     "ntxent-small": Case(256, 256, 128, "views", "NT-Xent, small", targets=SMALL),
     "dcl": Case(4096, 4096, 128, "dcl", "DCL over two views"),
+    **{
+        f"clip-{n}": Case(n, n, d, "clip", "CLIP, both directions", targets={"lean": 1.0})
+        for n, d in ((64, 64), (128, 128), (256, 128), (512, 256), (1024, 256), (2048, 256), (4096, 128))
+    },
     "bf16": Case(4096, 4096, 128, "batch", "in-batch, bfloat16", dtype=torch.bfloat16, targets={"plain": 1 / 1.5}),
     "fp16": Case(4096, 4096, 128, "batch", "in-batch, float16", dtype=torch.float16, targets={"plain": 1.0}),
     "bf16-64": Case(2048, 12101, 64, "table", "table, bfloat16", dtype=torch.bfloat16, targets={"plain": 1 / 1.5}),
@@ -91,8 +96,8 @@ def inputs(case: Case) -> Inputs:
     n = case.n // 2 if views else case.n
     query = rows(n, True)
     positive = rows(n, views or case.kind in ("shared", "queue"))
-    keys = rows(0 if views else case.m, case.kind in ("batch", "table", "shared"))
-    target = torch.arange(n) if case.kind == "batch" else torch.randint(case.m, (n,))
+    keys = rows(0 if views else case.m, case.kind in ("batch", "table", "shared", "clip"))
+    target = torch.arange(n) if case.kind in ("batch", "clip") else torch.randint(case.m, (n,))
     key_ids = torch.arange(case.m)
     queue = fastcl.NegativeQueue(case.m, case.d, case.dtype)
     if case.kind == "queue":
@@ -111,6 +116,8 @@ def loss_of(library: Any, case: Case, x: Inputs, normalize: bool = False) -> Ten
         return library.dcl(both, partner, temperature=TEMPERATURE, ids=ids)
     if case.kind == "batch":
         return infonce(x.query, x.keys, temperature=TEMPERATURE, normalize=normalize)
+    if case.kind == "clip":
+        return infonce(x.query, x.keys, temperature=TEMPERATURE, normalize=normalize, symmetric=True)
     if case.kind == "table":
         return library.linear_cross_entropy(x.query, x.keys, x.target, temperature=TEMPERATURE)
     if case.kind == "queue":
@@ -152,6 +159,11 @@ def lean_rows(case: Case, x: Inputs, begin: int, end: int) -> Tensor:
     target = x.target[begin:end]
     if case.kind in ("batch", "table"):
         return F.cross_entropy(logits, target, reduction="sum")
+    if case.kind == "clip":
+        whole = end - begin == case.n
+        back = logits.T if whole else (x.keys[begin:end] @ x.query.T).float() / TEMPERATURE
+        there, back = (F.cross_entropy(each, target, reduction="sum") for each in (logits, back))
+        return 0.5 * (there + back)
     if case.kind == "queue":
         block = (query @ x.positive.T).float() / TEMPERATURE
         lse = torch.logaddexp(torch.logsumexp(block, 1), torch.logsumexp(logits, 1))
