@@ -33,7 +33,8 @@ SETS = {
 }
 FLOOR = {"decay": (0.6, 0.8, 0.9, 1.0), "steps": (1, 3, 5), "mix": (0.0, 0.3, 1.0, 3.0)}
 SEPARATION = (0.0, 1.0)
-EPOCHS = {"bundled:movies": 3, "bundled:purchases": 2}
+EPOCHS = {"bundled:movies": 3}
+SEEDS = (0, 1)
 
 
 def floor(folder: Path) -> Iterator[dict[str, Any]]:
@@ -52,12 +53,12 @@ def floor(folder: Path) -> Iterator[dict[str, Any]]:
 def separation(folder: Path) -> Iterator[dict[str, Any]]:
     for name, epochs in EPOCHS.items():
         split = _split(name, folder, True)
-        for weight in SEPARATION:
-            model = MultiCLRec(split.items, seed=0, separation=weight)
-            lines = fit(model, split, epochs=epochs, seen=SETS[name], progress=False)
+        for weight, seed in product(SEPARATION, SEEDS):
+            model = MultiCLRec(split.items, seed=seed, separation=weight)
+            lines = fit(model, split, epochs=epochs, seed=seed, seen=SETS[name], progress=False)
             best = [line for line in lines if line["best"]][-1]
             values = {key: best[key] for key in ("epoch", "recall@10", "ndcg@10")}
-            yield {"choice": "separation", "set": name, "epochs": epochs, "separation": weight, **values}
+            yield {"choice": "separation", "set": name, "epochs": epochs, "separation": weight, "seed": seed, **values}
 
 
 def standing(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[tuple[float, dict[str, Any]]]:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import choices
+from fastcl.recsys import MultiCLRecConfig
 from fastcl.recsys.data import Histories, Interactions
 from fastcl.recsys.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.metrics import evaluate, top_k
@@ -83,7 +84,11 @@ def test_floors_on_amazon_are_near_the_independent_ones(data_dir: Path) -> None:
 
 def test_weights_are_those_that_validation_prefers() -> None:
     """Of the figures that benchmarks/choices.py measured, none of them on test cases."""
-    rows = [row for row in json.loads(choices.RESULTS.read_text())["rows"] if row["choice"] == "floor"]
+    measured = json.loads(choices.RESULTS.read_text())["rows"]
+    rows = [row for row in measured if row["choice"] == "separation"]
+    assert len(rows) == len(choices.EPOCHS) * len(choices.SEPARATION) * len(choices.SEEDS) == 4
+    assert choices.standing(rows, ("separation",))[0][1] == {"separation": MultiCLRecConfig().separation}
+    rows = [row for row in measured if row["choice"] == "floor"]
     assert len({row["set"] for row in rows}) == len(choices.SETS) == 8
     assert len(rows) == 8 * 40
     best = choices.standing(rows, tuple(choices.FLOOR))[0][1]

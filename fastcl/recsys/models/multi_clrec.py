@@ -50,9 +50,10 @@ class MultiCLRecConfig:
         the encoder's MLP, which moves all items at once, tells new vectors from old ones instead of items.
     hidden: width of all MLPs. duplicates, time_cuts, time_unit: as in `CLRecConfig`.
     polarity, separation, balance: weights of the auxiliary losses (Eq. 10 to 12), 1 in the paper; 0 leaves one out, as
-        is done with separation here: it also drives the chosen intent away from every target of another one, which
-        helps where targets share an intent (Amazon Tools: validation recall@10 0.019 with, 0.015 without). Which weight
-        a set wants is for its validation to say: `python -m benchmarks.choices separation` measures two sets.
+        is done with separation here: it also drives the chosen intent away from every target of another one. On the
+        bundled movies the mean validation NDCG@10 of two seeds is 0.040 without it and 0.024 with weight 1
+        (`python -m benchmarks.choices separation`); where targets share an intent it may help (Amazon Tools: validation
+        recall@10 0.019 with, 0.015 without).
     """
 
     dim: int = 64
