@@ -165,7 +165,7 @@ def test_evaluate_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         assert word in text
     for arguments, message in (
         (("--by", "age"), "by: expected names among popularity, frequency, length, got 'age'"),
-        (("--robustness", "2"), "ratios: expected numbers from 0 to 1"),
+        (("--robustness", "2"), "--robustness: expected numbers from 0 to 1"),
         (("--robustness", "x"), "--robustness: expected numbers"),
         (("--protocol", "pop100", "--metrics", "gini"), "is of whole lists"),
     ):

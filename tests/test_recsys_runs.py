@@ -6,15 +6,18 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forks import ended, forked
 
 from fastcl.recsys import (
     CLRec,
@@ -67,17 +70,20 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-HOLDER = "import sys; from pathlib import Path; from fastcl.recsys import lock\n" \
-         "with lock.held(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"  # fmt: skip
-
-
 def test_one_writer_a_folder(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     assert cli.main(command(table, run)) == 0
     before = content(run)
-    with subprocess.Popen([sys.executable, "-c", HOLDER, run], stdin=-1, stdout=-1, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
+    held, said = os.pipe()
+
+    def hold() -> None:
+        with lock.held(run):
+            os.write(said, b"held")
+            time.sleep(600)
+
+    holder = forked(hold)
+    try:
+        assert os.read(held, 4) == b"held"
         capsys.readouterr()
         for words in (
             command(table, run, "--force"),
@@ -86,13 +92,17 @@ def test_one_writer_a_folder(table: Path, tmp_path: Path, capsys: pytest.Capture
         ):
             assert cli.main(words) == 2
             (line,) = (line for line in capsys.readouterr().err.splitlines() if "error" in line)
-            assert f"{run}: process {holder.pid} is training in it" in line
+            assert f"{run}: process {holder} is training in it" in line
         with pytest.raises(lock.LockedError):
             save(load(run), run)
         assert cli.main(["recommend", str(run), "--history", "i1"]) == 0
         assert cli.main(["evaluate", str(run)]) == 0
         assert {name: data for name, data in content(run).items() if name != lock.NAME} == before
-        holder.kill()
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        assert ended(holder) == -signal.SIGKILL
+        for end in (held, said):
+            os.close(end)
     assert cli.main(["resume", str(run)]) == 0  # a lock ends with its process
     assert content(run) == before
     with lock.held(tmp_path / "new" / "folder"):
@@ -309,22 +319,30 @@ def test_a_complete_run_needs_no_writing(table: Path, capsys: pytest.CaptureFixt
         before = content(run)
         for path in (Path(folder), run):
             path.chmod(0o555)
-        code = (
-            "import os, sys\n"
-            "from fastcl.recsys import cli\n"
-            "cli.main(sys.argv[1:])\n"  # what Python imports late may be out of that user's reach
-            "if os.getuid() == 0: os.setgid(65534); os.setuid(65534)\n"
-            "sys.exit(cli.main(sys.argv[1:]))"
-        )
-        words = [sys.executable, "-c", code, "resume", str(run)]
-        done = subprocess.run(words, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.count("1 of 1 epochs are finished, the run is complete") == 2
+        assert cli.main(["resume", str(run)]) == 0  # what Python imports late may be out of that user's reach
+        told, tell = os.pipe()
+
+        def read_only() -> int:
+            if os.getuid() == 0:
+                os.setgid(65534)
+                os.setuid(65534)
+            assert not os.access(run, os.W_OK)
+            capsys.readouterr()
+            code = cli.main(["resume", str(run)])
+            os.write(tell, "".join(capsys.readouterr()).encode())
+            return code
+
+        code = ended(forked(read_only))
+        os.close(tell)
+        with open(told, encoding="utf-8") as file:
+            text = file.read()
+        assert code == 0, text
+        assert "1 of 1 epochs are finished, the run is complete" in text
         for path in (Path(folder), run):
             path.chmod(0o755)
         assert content(run) == before
         assert len(lines) == 1
-        assert "best of 1 epochs" in done.stdout
+        assert "best of 1 epochs" in text
 
 
 def test_data_that_moved_is_named(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

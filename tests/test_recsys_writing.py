@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from forks import ended, forked
 
 from fastcl.recsys import SASRec, cli, export, lock, save, tensorfile, writing
 from fastcl.recsys.data import Interactions, Items
@@ -98,12 +99,11 @@ def test_what_a_killed_process_left_goes_and_nothing_else(tmp_path: Path) -> Non
     (tmp_path / ".notes.tmp").write_text("of the user")
     (tmp_path / ".table.csv.17.tmp").write_text("of the user")
     (tmp_path / ".fastcl-.tmp").write_text("of the user")
-    code = (
-        f"import os; from pathlib import Path; from fastcl.recsys import writing; "
-        f"writing.write_parts(Path({str(tmp_path / 'table.csv')!r}), "
-        f"(os.kill(os.getpid(), 9) if n else b'x' for n in range(2)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+
+    def killed() -> None:
+        writing.write_parts(tmp_path / "table.csv", (os.kill(os.getpid(), 9) if n else b"x" for n in range(2)))
+
+    assert ended(forked(killed)) == -9
     (left,) = (name for name in os.listdir(tmp_path) if writing.is_left(name))
     inside, go_on = threading.Event(), threading.Event()
 
