@@ -209,3 +209,32 @@ def test_every_command_of_the_readme_works(tmp_path: Path, monkeypatch: pytest.M
     with open("table.csv", newline="") as table:
         runs = {row["name"]: row["runs"] for row in csv.DictReader(table)}
     assert runs == {"sasrec": "3", "clrec": "3", "floor: popularity": "1", "floor: co-occurrence": "1"}
+
+
+def test_an_option_that_means_nothing_or_a_file_of_another_form_is_refused_by_its_name(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = tmp_path / "bare.csv"
+    bare.write_text("".join(table.read_text().splitlines(keepends=True)[1:]))
+    columns = ["--columns", ",".join([*"abcdefgh"][: len(bare.read_text().splitlines()[0].split(","))])]
+    columns += ["--user", "a", "--item", "b", "--time", ""]
+    run = tmp_path / "run"
+    assert call("train", bare, "--model", "sasrec", "--epochs", "1", *columns, *SMALL, "-o", run) == 0
+    other = tmp_path / "other.csv"
+    other.write_text("one\ntwo\n")
+    out = tmp_path / "out"
+    for words, said in (
+        (["recommend", run, "--users", other, "--alone"], "error: --users: expected a name for each field"),
+        (["evaluate", run, "--data", other], "error: --data: expected a name for each field"),
+        (["export", run, "-k", "5", "-o", out], "error: -k: expected --to faiss with it, got 5"),
+        (["export", run, "--queries", other, "-o", out], "error: --queries: expected --to faiss with it"),
+        (["train", "bundled:books", "--model", "sasrec", "-o", out], "error: bundled:books: name: expected one of"),
+    ):
+        capsys.readouterr()
+        assert call(*words) == 2
+        assert said in capsys.readouterr().err
+    assert not out.exists()
+    with pytest.raises(SystemExit) as stop:
+        call("--use")
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "fastcl: error: argument --use: expected one argument; see fastcl --help\n"

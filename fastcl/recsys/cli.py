@@ -167,7 +167,7 @@ def _option(name: str, args: argparse.Namespace, several: bool) -> str | None:
 
 def _used(argv: Sequence[str]) -> list[str]:
     """The files of --use in front of the command: their models must be known before the commands list theirs."""
-    first = argparse.ArgumentParser(add_help=False)
+    first = _Parser(prog="fastcl", add_help=False, usage=argparse.SUPPRESS)
     first.add_argument("--use", action="append", default=[])
     first.add_argument("rest", nargs=argparse.REMAINDER)
     return list(first.parse_known_args(argv)[0].use)

@@ -74,6 +74,8 @@ def flush_stdout() -> None:
     """The last flush of a command. What cannot be written then, and was told already, goes nowhere: Python would try it
     again at the end of the process.
     """
+    if sys.stdout.closed:  # by a file of --use
+        return
     try:
         sys.stdout.flush()
     except OSError:

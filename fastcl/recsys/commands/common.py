@@ -128,7 +128,10 @@ def read_data(data: dict[str, Any]) -> Interactions:
     path = checked_data(data)["path"]
     _refuse_pipes(data)
     if path.startswith(BUNDLED):
-        return bundled(path.removeprefix(BUNDLED))
+        try:
+            return bundled(path.removeprefix(BUNDLED))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
     return Interactions.read(path, **_options(data))
 
 

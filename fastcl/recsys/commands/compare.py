@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
     option("--csv", metavar="FILE", help="write the table there")
     add_threads(parser)
     option("--json", action="store_true", help="print everything as JSON")
-    parser.set_defaults(run=run, names={"format": "--data"})
+    parser.set_defaults(run=run, names={"format": "--data", "columns": "--data"})
 
 
 def run(args: argparse.Namespace) -> None:

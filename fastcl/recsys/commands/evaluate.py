@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
     option("--robustness", metavar="RATIOS", help="also with such shares of each history deleted or replaced, 0.1,0.3")
     add_threads(parser)
     option("--json", action="store_true", help="print everything as JSON")
-    parser.set_defaults(run=run, names={"ratios": "--robustness", "format": "--data"})
+    parser.set_defaults(run=run, names={"ratios": "--robustness", "format": "--data", "columns": "--data"})
 
 
 def add_metric_options(parser: Any) -> None:

@@ -11,6 +11,7 @@ from fastcl.recsys.commands.common import read_clicks
 from fastcl.recsys.commands.runs import Run, inputs_of, tell, unfinished
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.export import FILES, INDEX, WRITERS, export, require_faiss
+from fastcl.recsys.formats import refuse_unused
 from fastcl.recsys.options import at_least
 from fastcl.recsys.recommend import known_histories
 from fastcl.recsys.threads import add_threads
@@ -29,7 +30,7 @@ def add(commands: Any) -> None:
     option("-o", "--out", metavar="FOLDER", required=True)
     add_threads(parser)
     option("--json", action="store_true", help="one JSON document on stdout: the content of export.json")
-    parser.set_defaults(run=run, names={"format": "--queries"})
+    parser.set_defaults(run=run, names={"format": "--queries", "columns": "--queries"})
 
 
 def run(args: argparse.Namespace) -> None:
@@ -37,6 +38,9 @@ def run(args: argparse.Namespace) -> None:
     at_least(0, "--seed", args.seed)
     if args.to == "faiss":
         require_faiss()
+    else:
+        given = {"--queries": (args.queries, None), "--index": (args.index, INDEX), "-k": (args.k, 10)}
+        refuse_unused({**given, "--seed": (args.seed, 0)}, "expected --to faiss with it")
     config = checkpoint.read_config(args.folder)
     check_folder("-o", args.out, FILES, {"--queries": args.queries, **inputs_of(args.folder, config)})
     model = checkpoint.load(args.folder)

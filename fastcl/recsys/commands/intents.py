@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
     option("-k", type=int, default=10, help="length of the recommended lists (default: %(default)s)")
     add_threads(parser)
     option("--json", action="store_true", help="one JSON document on stdout, with the whole map of the categories")
-    parser.set_defaults(run=run, names={"format": "--data"})
+    parser.set_defaults(run=run, names={"format": "--data", "columns": "--data"})
 
 
 def run(args: argparse.Namespace) -> None:

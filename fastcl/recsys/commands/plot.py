@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
     option("-o", "--out", required=True, metavar="FOLDER", help="pictures of the same names in it are overwritten")
     add_threads(parser)
     option("--json", action="store_true", help="print the files as JSON")
-    parser.set_defaults(run=run, names={"format": "--data"})
+    parser.set_defaults(run=run, names={"format": "--data", "columns": "--data"})
 
 
 def run(args: argparse.Namespace) -> None:

@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
     option("-o", "--out", metavar="CSV", help="write user, rank, item, score there (default for --users: to stdout)")
     add_threads(parser)
     option("--json", action="store_true", help="one JSON document on stdout; with -o, a summary of what was written")
-    parser.set_defaults(run=run, names={"histories": "--history", "format": "--users"})
+    parser.set_defaults(run=run, names={"histories": "--history", "format": "--users", "columns": "--users"})
 
 
 def run(args: argparse.Namespace) -> None:

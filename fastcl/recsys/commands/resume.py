@@ -16,7 +16,7 @@ def add(commands: Any) -> None:
     option("folder", metavar="RUN", help="run folder, or one of several runs (--seed 1,2,3)")
     option("--data", metavar="FILE", help="where the data is now (default: where it was in training)")
     option("--json", action="store_true", help="print the result as JSON, one document a run")
-    parser.set_defaults(run=run, names={"format": "--data"})
+    parser.set_defaults(run=run, names={"format": "--data", "columns": "--data"})
 
 
 def run(args: argparse.Namespace) -> None:
