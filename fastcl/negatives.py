@@ -1,9 +1,11 @@
 """NegativeQueue: a ring buffer of encoded keys that serve as negatives. It computes no loss and no gradient.
 
-Nothing about a queue is kept in Python numbers: who copies, sends, shares or captures its tensors has all of it. Where
-the tensors are at hand (on the CPU, outside compiled code) the counters are read, and losses see the filled slots.
-Elsewhere a number could only be had by waiting, or would be a constant of a graph: losses then see every slot, and the
-log q of an empty one takes it out of their sums.
+All state of a queue is in its buffers, none in Python numbers: whatever copies, sends, shares or captures tensors has
+the whole queue. There are two ways to read it, with equal values:
+- On the CPU, outside code that is compiled, traced or transformed, the counters are read as numbers, and a loss sees
+  the filled slots.
+- Elsewhere a number would have to be waited for, or would become a constant of a graph. A loss then sees every slot;
+  an empty one has the log q inf, hence the bias -inf, which takes it out of the sum.
 """
 
 import warnings
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcl.checks import INTEGERS
+from fastcl.checks import readable as _at_hand
 from fastcl.queue_state import (
     EMPTY,
     FLOATS,
@@ -38,10 +41,6 @@ class Columns(NamedTuple):
     ids: Tensor | None  # [M]
     log_q: Tensor | None  # [M]
     held: Tensor | None = None  # [], how many of the M are entries; the others' log q is inf. None: all
-
-
-def _at_hand(counters: Tensor) -> bool:
-    return not torch.compiler.is_compiling() and counters.is_cpu and type(counters) is Tensor
 
 
 class Evicted:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from list_queue import ListQueue, push_both
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fastcl
 from fastcl import negatives
@@ -154,6 +155,31 @@ def test_values_are_those_of_the_entries_alone(
             torch.testing.assert_close(there, here, rtol=1e-6, atol=1e-6)
             gradients = [torch.autograd.grad(y.sum(), leaf)[0] for y, leaf in zip((here, there), leaves, strict=True)]
             torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-6, atol=1e-6)
+
+
+def test_a_traced_graph_follows_the_filling() -> None:
+    queue, x = fastcl.NegativeQueue(5, 4), torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    queue.push(x[:1] + 1)
+    traced = make_fx(lambda x: fastcl.infonce(x, x, queue=queue))(x)
+    for _ in range(3):
+        queue.push(x[:2] - 1)
+        torch.testing.assert_close(traced(x), fastcl.infonce(x, x, queue=queue))
+
+
+def test_vmap_over_queues_of_other_fillings() -> None:
+    class Read(torch.nn.Module):
+        def __init__(self, held: int) -> None:
+            super().__init__()
+            self.queue = fastcl.NegativeQueue(5, 4)
+            self.queue.push(_batch(held, held)["key"])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return fastcl.infonce(x, x, queue=self.queue)
+
+    models, x = [Read(held) for held in (0, 2, 7)], _batch(3, 1)["query"]
+    _, buffers = torch.func.stack_module_state(models)
+    found = torch.func.vmap(lambda state: torch.func.functional_call(models[0], state, (x,)))(buffers)
+    torch.testing.assert_close(found, torch.stack([model(x) for model in models]))
 
 
 def test_neither_loss_nor_push_asks_a_device_for_a_number() -> None:
