@@ -34,8 +34,7 @@ inline DType dtype_of(const Tensor& t, const char* name) {
 inline int64_t bytes_of(DType dtype) { return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2; }
 
 // The elements of a contiguous tensor must lie in its storage: one that was freed or cut short would be read beyond.
-inline void check_memory(const Tensor& t, int64_t element_bytes, const char* name) {
-  const int64_t count = t.numel();
+inline void check_memory(const Tensor& t, int64_t count, int64_t element_bytes, const char* name) {
   check(count == 0 || (t.storage_offset() + count) * element_bytes <= t.storage_bytes(), name,
         ": expected a tensor with memory behind it, got ", t, " whose storage was freed or cut short");
 }
@@ -48,7 +47,7 @@ inline Matrix matrix_of(const Tensor& t, int64_t rows, int64_t features, const c
         "], got ", t);
   check(t.contiguous(), name, ": expected a contiguous tensor");
   const DType dtype = dtype_of(t, name);
-  check_memory(t, bytes_of(dtype), name);
+  check_memory(t, rows * features, bytes_of(dtype), name);
   return {t.read<void>(), dtype};
 }
 
@@ -57,7 +56,7 @@ inline Matrix vector_of(const Tensor& t, int64_t length, const char* name) {
         "], got ", t);
   check(t.contiguous(), name, ": expected a contiguous tensor");
   const DType dtype = dtype_of(t, name);
-  check_memory(t, bytes_of(dtype), name);
+  check_memory(t, length, bytes_of(dtype), name);
   return {t.read<void>(), dtype};
 }
 
@@ -65,7 +64,7 @@ inline const int64_t* ids_of(const Tensor& t, int64_t length, const char* name) 
   if (!present(t)) return nullptr;
   check(t.dim() == 1 && t.size(0) == length && t.contiguous() && t.dtype() == aoti_torch_dtype_int64(), name,
         ": expected a contiguous int64 tensor [", length, "], got ", t);
-  check_memory(t, sizeof(int64_t), name);
+  check_memory(t, length, sizeof(int64_t), name);
   return t.read<int64_t>();
 }
 

@@ -34,7 +34,6 @@ FASTCL_SHIM AOTITorchError aoti_torch_get_data_ptr(AtenTensorHandle, void**);
 FASTCL_SHIM AOTITorchError torch_get_const_data_ptr(AtenTensorHandle, const void**);
 FASTCL_SHIM AOTITorchError aoti_torch_get_dim(AtenTensorHandle, int64_t*);
 FASTCL_SHIM AOTITorchError aoti_torch_get_size(AtenTensorHandle, int64_t, int64_t*);
-FASTCL_SHIM AOTITorchError aoti_torch_get_numel(AtenTensorHandle, int64_t*);
 FASTCL_SHIM AOTITorchError aoti_torch_get_storage_size(AtenTensorHandle, int64_t*);
 FASTCL_SHIM AOTITorchError aoti_torch_get_storage_offset(AtenTensorHandle, int64_t*);
 FASTCL_SHIM AOTITorchError aoti_torch_get_dtype(AtenTensorHandle, int32_t*);
@@ -109,11 +108,6 @@ class Tensor {
   int64_t size(int64_t d) const {
     int64_t v = 0;
     FASTCL_OK(aoti_torch_get_size(handle_, d, &v));
-    return v;
-  }
-  int64_t numel() const {
-    int64_t v = 0;
-    FASTCL_OK(aoti_torch_get_numel(handle_, &v));
     return v;
   }
   // Bytes of the memory behind the tensor, which may have been given back (FSDP does) or cut short.

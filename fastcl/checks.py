@@ -17,6 +17,7 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 INTEGERS = (
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
 )  # fmt: skip
+_STRIDED = torch.strided
 # Private, but present in every torch this package supports; without it torch.func would see plain autograd only.
 functorch_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 # The same: modes that trace see every operation, and answer for it.
@@ -41,9 +42,7 @@ def in_memory(name: str, t: Tensor) -> None:
 
 
 def packed(name: str, t: Tensor) -> Tensor:
-    """`t`, contiguous. The compiled part checks the memory behind it; here that is needed where torch copies."""
-    if t.is_contiguous():
-        return t
+    """A copy of `t` with its elements side by side. Of a contiguous tensor the compiled part checks the memory."""
     in_memory(name, t)
     return t.contiguous()
 
@@ -54,7 +53,7 @@ def is_tensor(name: str, t: Any, dtypes: tuple[torch.dtype, ...] = FLOATS) -> No
     if t.dtype not in dtypes:
         wanted = "an integer dtype" if dtypes is INTEGERS else "dtype float64, float32, bfloat16 or float16"
         raise TypeError(f"{name}: expected {wanted}, got {t.dtype}")
-    if t.layout is not torch.strided or t.is_nested:
+    if t.layout is not _STRIDED or t.is_nested:
         raise TypeError(f"{name}: expected a dense tensor, got {'a nested one' if t.is_nested else t.layout}")
 
 
@@ -106,7 +105,11 @@ def check_tensor(
 def as_ids(name: str, t: Any, shape: tuple[int | str, ...], device: torch.device | None = None) -> Tensor:
     """Labels or ids of any integer dtype and strides, as int64 side by side, as searching wants them."""
     check_tensor(name, t, shape, device, dtypes=INTEGERS)
-    return t.to(torch.int64).contiguous()
+    return as_int64(t).contiguous()
+
+
+def as_int64(t: Tensor) -> Tensor:
+    return t if t.dtype == torch.int64 else t.to(torch.int64)  # which takes most of a microsecond to change nothing
 
 
 def check_weight(weight: Tensor | None, n: int, device: torch.device) -> None:
@@ -117,7 +120,8 @@ def check_weight(weight: Tensor | None, n: int, device: torch.device) -> None:
 def check_scale(name: str, value: Any, n: int | None, device: torch.device) -> None:
     """A finite number, a 0-d tensor, which the host may hold for any device, or one value for each of `n` rows."""
     if not isinstance(value, Tensor):
-        check_constant(name, value, lambda _: True, "of any sign", "a number or a tensor")
+        if not (isinstance(value, float) and math.isfinite(value)):
+            check_constant(name, value, lambda _: True, "of any sign", "a number or a tensor")
     elif n is not None and value.dim():
         is_tensor(name, value)
         if value.shape != (n,):

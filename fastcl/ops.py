@@ -16,7 +16,7 @@ from torch.autograd import Function, forward_ad
 from torch.nn import Parameter
 
 from fastcl import _cuda, fallback
-from fastcl.checks import INTEGERS, check_scale, functorch_active, matrix, packed, vector
+from fastcl.checks import INTEGERS, as_int64, check_scale, functorch_active, matrix, packed, vector
 from fastcl.fallback import compute_dtype
 
 _lib = torch.library.Library("fastcl", "DEF")
@@ -153,8 +153,7 @@ class Expected(NamedTuple):
 
     def check(self, n: int, device: torch.device, has_positive: bool) -> None:
         check_shift(self.shift, has_positive)
-        for name in self._fields[1:]:
-            t = getattr(self, name)
+        for name, t in zip(self._fields[1:], self[1:], strict=True):
             if t is not None:
                 vector(f"expected.{name}", t, n, device)
 
@@ -283,7 +282,7 @@ def check_columns(
         return None, None
     vector("row_id", row_id, n, device, INTEGERS)
     vector("col_id", col_id, m, device, INTEGERS)
-    return row_id.to(torch.int64), col_id.to(torch.int64)
+    return as_int64(row_id), as_int64(col_id)
 
 
 def contrast(
@@ -359,7 +358,10 @@ def contrast(
     shift, *vectors = expected if expected is not None and expecting else (-math.inf, None, None, None)
     shift = _in_json(shift)
     given = (query, key, positive, scale_t, bias, row_id, col_id, *vectors)
-    tensors = [none if t is None else packed(name, t) for name, t in zip(_NAMES, given, strict=True)]
+    tensors = [
+        none if t is None else t if t.is_contiguous() else packed(name, t)
+        for name, t in zip(_NAMES, given, strict=True)
+    ]
     if torch.compiler.is_compiling():
         # Dynamo refuses a Function that gets one tensor twice, as in-batch negatives (positive is key) do.
         tensors = [t.view_as(t) for t in tensors]

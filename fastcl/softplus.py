@@ -220,7 +220,10 @@ def softplus_sum(
     none = ops.none_for(query)
     scale_t, factor = ops.scale_and_factor(scale, none)
     given = (query, key, scale_t, offset, bias, row_id, col_id)
-    tensors = [none if t is None else packed(name, t) for name, t in zip(_NAMES, given, strict=True)]
+    tensors = [
+        none if t is None else t if t.is_contiguous() else packed(name, t)
+        for name, t in zip(_NAMES, given, strict=True)
+    ]
     if torch.compiler.is_compiling():
         tensors = [t.view_as(t) for t in tensors]  # Dynamo refuses a Function that gets one tensor twice
     transformed = functorch_active() or forward_ad._current_level >= 0
