@@ -50,6 +50,10 @@ def packed(name: str, t: Tensor) -> Tensor:
 def is_tensor(name: str, t: Any, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:
     if not isinstance(t, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(t).__name__}")
+    if type(t) is not Tensor and hasattr(t, "to_local"):  # of torch.distributed, which need not be there
+        raise TypeError(
+            f"{name}: expected a tensor of this process, got {type(t).__name__}; pass its to_local() or full_tensor()"
+        )
     if t.dtype not in dtypes:
         wanted = "an integer dtype" if dtypes is INTEGERS else "dtype float64, float32, bfloat16 or float16"
         raise TypeError(f"{name}: expected {wanted}, got {t.dtype}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from fastcl import fallback, ops
-from fastcl.checks import functorch_active, packed
+from fastcl.checks import functorch_active, in_memory, packed
 
 ops._lib.define("normalize_forward(Tensor x) -> (Tensor unit, Tensor inverse)")
 ops._lib.define("normalize_backward(Tensor grad, Tensor unit, Tensor inverse, Tensor x) -> Tensor")
@@ -29,6 +29,8 @@ def _(grad: Tensor, unit: Tensor, inverse: Tensor, x: Tensor) -> Tensor:
 
 _forward = torch.ops.fastcl.normalize_forward.default
 _backward = torch.ops.fastcl.normalize_backward.default
+ops.take_zeros("normalize_forward")
+ops.take_zeros("normalize_backward")
 
 
 def normalized(x: Tensor) -> Tensor:
@@ -46,6 +48,8 @@ def normalized_together(*inputs: Tensor) -> tuple[Tensor, ...]:
         or forward_ad._current_level >= 0
     )
     if plain:
+        for x in inputs:
+            in_memory("query or key", x)
         return tuple([_plain(x)[0] for x in inputs])
     rows = [x if x.dim() == 2 and x.is_contiguous() else packed("query or key", x.flatten(0, -2)) for x in inputs]
     if torch.is_grad_enabled() and any([x.requires_grad for x in rows]):

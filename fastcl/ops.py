@@ -58,6 +58,17 @@ def _implement(name: str, function: Callable[..., Any]) -> None:
         return results, (0,) * len(results)
 
     torch.library.register_vmap(f"fastcl::{name}", batched, lib=_lib)
+    take_zeros(name)
+
+
+def take_zeros(name: str) -> None:
+    """Tensors of zeros without memory, as autograd makes some, are given memory before they reach the op."""
+    op = getattr(torch.ops.fastcl, name).default
+
+    def run(*args: Any) -> Any:
+        return op(*[t.clone() if isinstance(t, Tensor) and t._is_zerotensor() else t for t in args])
+
+    _lib.impl(name, run, "ZeroTensor")
 
 
 _implement("contrast_forward", fallback.forward)
@@ -119,6 +130,19 @@ _NONE = absent(torch.float32)
 def none_for(t: Tensor) -> Tensor:
     """An absent tensor beside `t`: FakeTensorMode and subclasses that dispatch take none but their own kind."""
     return _NONE if type(t) is Tensor or type(t) is Parameter else t.new_empty(0, dtype=torch.float32)
+
+
+def handed_over(names: tuple[str, ...], given: tuple[Tensor | None, ...], none: Tensor) -> list[Tensor]:
+    """Tensors as the ops take them: contiguous, and `none` for an absent one."""
+    unchecked = fallback.FORCED  # by the compiled part, which looks at the memory behind each tensor
+    tensors = [
+        none if t is None else t if t.is_contiguous() and not unchecked else packed(name, t)
+        for name, t in zip(names, given, strict=True)
+    ]
+    if torch.compiler.is_compiling():
+        # Dynamo refuses a Function that gets one tensor twice, as in-batch negatives (positive is key) do.
+        return [t.view_as(t) for t in tensors]
+    return tensors
 
 
 # Of the tensors that `contrast` hands over, as their caller calls them.
@@ -358,13 +382,7 @@ def contrast(
     shift, *vectors = expected if expected is not None and expecting else (-math.inf, None, None, None)
     shift = _in_json(shift)
     given = (query, key, positive, scale_t, bias, row_id, col_id, *vectors)
-    tensors = [
-        none if t is None else t if t.is_contiguous() else packed(name, t)
-        for name, t in zip(_NAMES, given, strict=True)
-    ]
-    if torch.compiler.is_compiling():
-        # Dynamo refuses a Function that gets one tensor twice, as in-batch negatives (positive is key) do.
-        tensors = [t.view_as(t) for t in tensors]
+    tensors = handed_over(_NAMES, given, none)
     if functorch_active() or forward_ad._current_level >= 0:  # which has an answer or refuses, as forward mode
         pos, lse, _ = _Functorch.apply(*tensors[:7], factor)
     elif torch.is_grad_enabled() and any([t.requires_grad for t in tensors[:5]]):

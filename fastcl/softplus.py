@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from fastcl import fallback, ops
-from fastcl.checks import check_scale, functorch_active, matrix, packed, vector
+from fastcl.checks import check_scale, functorch_active, matrix, vector
 
 # As in ops.py, an absent tensor crosses the op boundary as an empty one.
 ops._lib.define(
@@ -220,12 +220,7 @@ def softplus_sum(
     none = ops.none_for(query)
     scale_t, factor = ops.scale_and_factor(scale, none)
     given = (query, key, scale_t, offset, bias, row_id, col_id)
-    tensors = [
-        none if t is None else t if t.is_contiguous() else packed(name, t)
-        for name, t in zip(_NAMES, given, strict=True)
-    ]
-    if torch.compiler.is_compiling():
-        tensors = [t.view_as(t) for t in tensors]  # Dynamo refuses a Function that gets one tensor twice
+    tensors = ops.handed_over(_NAMES, given, none)
     transformed = functorch_active() or forward_ad._current_level >= 0
     if not transformed and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors[:5]])):
         return _forward(*tensors, factor, False)[0]

@@ -4,16 +4,25 @@ reference, or one error that names what is wrong. Nothing crashes, and no wrong 
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from calls import CALLS, SIZES, Call
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    # torch remarks that such tensors are young, or old.
+    pytest.mark.filterwarnings("ignore:.*(Sparse CSR|nested tensors|quantize_per_tensor)"),
+]
 
 
 class Plain(Tensor):
@@ -30,9 +39,46 @@ def _freed(x: Tensor) -> Tensor:
     return x
 
 
+class Dispatching(Tensor):
+    """A subclass that holds a tensor and no memory of its own, and sees every operation."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> Dispatching:
+        return Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype, strides=held.stride())
+
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*_held(args), **_held(kwargs or {}))
+        return tree_map(lambda x: Dispatching(x) if isinstance(x, Tensor) else x, found)
+
+
+def _held(tree: Any) -> Any:
+    return tree_map(lambda x: x.held if isinstance(x, Dispatching) else x, tree)
+
+
+class _Distributed(Tensor):
+    """A stand-in for torch's DTensor, which needs a process group; tests/ranks.py has one."""
+
+    def to_local(self) -> Tensor:
+        return self.as_subclass(Tensor)
+
+
+def _inference(x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return x.clone()
+
+
 # Of the same values: what comes is what the tensor itself gives.
 HARMLESS: dict[str, Callable[[Tensor], Tensor]] = {
     "subclass": lambda x: x.as_subclass(Plain),
+    "dispatching": Dispatching,
+    "inference": _inference,
+    "negated view": lambda x: torch._neg_view(-x),
     "parameter": lambda x: torch.nn.Parameter(x, requires_grad=x.is_floating_point()),
     "negative bit": _negative_bit,
     "strided": lambda x: torch.stack([x, x], -1)[..., 0],
@@ -44,7 +90,12 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "meta": lambda x: x.to("meta"),
     "freed": _freed,
     "sparse": lambda x: x.to_sparse(),
+    "compressed": lambda x: x.to_sparse_csr() if x.dim() > 1 else x.to_sparse(),
+    "oneDNN": lambda x: x.to_mkldnn() if x.dtype == torch.float32 and x.dim() else x.to_sparse(),
+    "quantized": lambda x: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8),
+    "distributed": lambda x: x.as_subclass(_Distributed),
     "nested": lambda x: torch.nested.nested_tensor([x, x]) if x.dim() else x.to("meta"),
+    "jagged": lambda x: torch.nested.nested_tensor([x, x], layout=torch.jagged) if x.dim() else x.to_sparse(),
     "complex": lambda x: x.to(torch.complex64),
     "bool": lambda x: x.bool(),
     "float8": lambda x: x.to(torch.float8_e4m3fn),
@@ -56,7 +107,7 @@ ARGUMENTS = [(name, call, argument) for name, call in CALLS.items() for argument
 
 
 def _value(found: Any) -> Tensor:
-    return found[1] if isinstance(found, tuple) else found
+    return _held(found[1] if isinstance(found, tuple) else found)
 
 
 def _truth(call: Call, arguments: dict[str, Tensor]) -> Tensor:
@@ -93,6 +144,26 @@ def test_others_are_refused(kind: str) -> None:
             continue  # it has nothing beside it that would tell
         found, error = _answer(call, {**arguments, argument: wrong})
         assert ": expected" in error, f"{name}, {argument}: {error} {found}"
+
+
+def test_zeros_without_memory_are_zeros() -> None:
+    for name, call, argument in ARGUMENTS:
+        arguments = call.make()
+        if argument in ("temperature", "logit_scale") or argument not in call.learning:
+            continue  # the first have to be above 0, and autograd makes no integers
+        zeros = torch._efficientzerotensor(arguments[argument].shape, dtype=arguments[argument].dtype)
+        found = _value(call({**arguments, argument: zeros}))
+        truth = _truth(call, {**arguments, argument: torch.zeros_like(arguments[argument])})
+        torch.testing.assert_close(found.double(), truth, rtol=1e-4, atol=1e-4, msg=f"{name}: {argument}")
+
+
+def test_the_fallback_reads_no_freed_memory() -> None:
+    """In a process of its own, since reading it ends the process."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import test_kinds as t; t.test_others_are_refused('freed')"],
+        env={**os.environ, "FASTCL_FALLBACK": "1"}, cwd=Path(__file__).parent, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint64], ids=str)
