@@ -11,7 +11,8 @@ from torch import Tensor
 from fastcl.checks import check_constant, check_reduction, check_scale, check_tensor, check_weight, in_memory
 from fastcl.fallback import compute_dtype
 from fastcl.losses import softplus
-from fastcl.rows import check_batch, check_negatives, private_similarity, reduced
+from fastcl.private import private_similarity
+from fastcl.rows import check_batch, check_negatives, reduced
 from fastcl.softplus import softplus_sum
 
 

@@ -56,7 +56,9 @@ class Counters(NamedTuple):
 
     def tensor(self) -> Tensor:
         """int64 [6]"""
-        return torch.stack(self) if isinstance(self.seal, Tensor) else torch.tensor(self, device="cpu")
+        if isinstance(self.seal, Tensor):
+            return torch.stack(self)
+        return torch.tensor(self, dtype=torch.int64, device="cpu")
 
 
 def at_most(x: Any, bound: int) -> Any:

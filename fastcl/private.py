@@ -1,0 +1,53 @@
+"""Inner products with keys of which each row has its own: torch's product, and its gradients outside autocast."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from fastcl.fallback import compute_dtype, no_autocast
+
+
+def private_similarity(query: Tensor, keys: Tensor) -> Tensor:
+    """[N, K], inner products with keys [N, K, D] of each row's own."""
+    dtype = compute_dtype(query, keys)
+    # What is compiled gets its backward pass here and now, and Dynamo takes no Function with a jvp.
+    products = _products if torch.compiler.is_compiling() else _RowProducts.apply
+    return products(query.to(dtype), keys.to(dtype))
+
+
+@no_autocast
+def _products(query: Tensor, keys: Tensor) -> Tensor:
+    return torch.einsum("nd,nkd->nk", query, keys)
+
+
+class _RowProducts(Function):
+    """The products, whose gradients autocast leaves alone too, wherever backward is called."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(query: Tensor, keys: Tensor) -> Tensor:
+        return _products(query, keys)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        query, keys = ctx.saved_tensors
+        d_query = _combined(grad, keys) if ctx.needs_input_grad[0] else None
+        return d_query, grad[..., None] * query[:, None] if ctx.needs_input_grad[1] else None
+
+    @staticmethod
+    def jvp(ctx: Any, d_query: Tensor, d_keys: Tensor) -> Tensor:
+        query, keys = ctx.saved_tensors
+        return _products(d_query, keys) + _products(query, d_keys)
+
+
+@no_autocast
+def _combined(weights: Tensor, keys: Tensor) -> Tensor:
+    return torch.bmm(weights[:, None], keys)[:, 0]
