@@ -102,7 +102,7 @@ def _differentiable(q: Tensor, k: Tensor, scale: float | Tensor, ids: Tensor | N
     """The same in operations that autograd can differentiate any number of times."""
     x = (q * scale) @ k.T
     pos = x.diagonal()
-    meet = torch.eye(len(x), dtype=torch.bool) if ids is None else ids[:, None] == ids
+    meet = torch.eye(len(x), dtype=torch.bool, device=x.device) if ids is None else ids[:, None] == ids
     x = x.masked_fill(meet, -math.inf)
     return pos, torch.stack((fallback._logsumexp(x), fallback._logsumexp(x.T)))
 
