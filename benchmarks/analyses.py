@@ -22,14 +22,15 @@ import torch
 
 from benchmarks.common import RESULTS, markdown, write_json, write_text
 from benchmarks.quality import HERE, read, runs
-from fastcl.recsys import Interactions, pictures
-from fastcl.recsys.checkpoint import load
+from fastcl.recsys import Interactions
 from fastcl.recsys.data import Scorer, Split
-from fastcl.recsys.groups import by_group
-from fastcl.recsys.metrics import rank_cases
+from fastcl.recsys.evaluation.groups import by_group
+from fastcl.recsys.evaluation.ranking import rank_cases
+from fastcl.recsys.evaluation.robustness import robustness
 from fastcl.recsys.models import Model
-from fastcl.recsys.report import floors
-from fastcl.recsys.robustness import robustness
+from fastcl.recsys.reporting import pictures
+from fastcl.recsys.reporting.tables import floors
+from fastcl.recsys.training.checkpoint import load
 from fastcl.recsys.writing import write_bytes
 
 RANKED = (*(f"ContrastVAE {mode}" for mode in ("VA+DA", "VA", "MA", "DA", "AVAE")), "SASRec softmax")

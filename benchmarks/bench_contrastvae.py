@@ -29,9 +29,9 @@ from torch import Tensor
 from benchmarks.bench_memory import resident
 from benchmarks.common import chosen, machine, report, write_json, write_text
 from fastcl.recsys import ContrastVAE, Interactions, Split, fit
-from fastcl.recsys.batching import Packed
-from fastcl.recsys.metrics import evaluate
-from fastcl.recsys.models.contrastvae_rules import causal_and_real, left_padded
+from fastcl.recsys.evaluation.ranking import evaluate
+from fastcl.recsys.models.batching import Packed
+from fastcl.recsys.models.contrastvae.rules import causal_and_real, left_padded
 
 FILES = {"Beauty": "amazon/Beauty", "Office": "amazon/Office_Products"}
 AUTHORS: dict[str, Any] = {"dim": 128, "heads": 4, "max_len": 50, "batch": 256, "dropout": 0.3, "augment": ("dropout",)}

@@ -20,10 +20,10 @@ import torch
 from benchmarks.common import RESULTS, hardware, markdown, write_json, write_text
 from benchmarks.debias_methods import METHODS, Log, Method
 from benchmarks.simulator import divergence, joined, rank_correlation, show, world
-from fastcl.recsys import pictures
 from fastcl.recsys.data import Histories
-from fastcl.recsys.measures import gini
+from fastcl.recsys.evaluation.measures import gini
 from fastcl.recsys.models import Model
+from fastcl.recsys.reporting import pictures
 from fastcl.recsys.writing import write_bytes
 
 POLICIES = {"popularity": 0.0, "intents": 0.8}  # name -> World.policy's share of the intents

@@ -25,9 +25,9 @@ import torch
 
 from benchmarks.common import machine, markdown, write_json
 from fastcl.recsys import Interactions, SASRec, Split
-from fastcl.recsys.loop import epoch, new_run
-from fastcl.recsys.recommend import rank
-from fastcl.recsys.state import Progress, Settings
+from fastcl.recsys.serving.recommend import rank
+from fastcl.recsys.training.loop import epoch, new_run
+from fastcl.recsys.training.state import Progress, Settings
 
 RESULTS = Path(__file__).parent / "results"
 SETTINGS = {"dim": 64, "blocks": 2, "heads": 2, "max_len": 50, "batch": 128, "dropout": 0.2, "lr": 1e-3}

@@ -21,7 +21,7 @@ from benchmarks.protocols import some
 from benchmarks.sources import BUNDLED, timed
 from fastcl.recsys import Interactions, MultiCLRec, bundled, evaluate, fit
 from fastcl.recsys.data import Split
-from fastcl.recsys.floors import CoOccurrence
+from fastcl.recsys.evaluation.floors import CoOccurrence
 
 RESULTS = Path(__file__).parent / "results" / "choices.json"
 CASES = 1000  # of the validation cases, the same ones for all variants of a set

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 import fastcl
 from benchmarks.simulator import World
-from fastcl.recsys import CLRec, MultiCLRec, loop
+from fastcl.recsys import CLRec, MultiCLRec
 from fastcl.recsys.data import Cases, Histories, Split
 from fastcl.recsys.models import Model
-from fastcl.recsys.models.clrec import Batch, CLRecConfig
-from fastcl.recsys.models.clrec_objectives import Objective, Pairs
-from fastcl.recsys.state import Progress, Settings
+from fastcl.recsys.models.clrec.model import Batch, CLRecConfig
+from fastcl.recsys.models.clrec.objectives import Objective, Pairs
+from fastcl.recsys.training import loop
+from fastcl.recsys.training.state import Progress, Settings
 
 
 class Log(NamedTuple):

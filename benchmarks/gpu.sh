@@ -35,12 +35,12 @@ step config 20 "$python" -c 'import fastcl; fastcl.show_config(); assert fastcl.
 cat "$folder/gpu-config.log"
 
 step tests 90 "$python" -m pytest -q -p no:cacheprovider --durations=5 \
-  tests/test_contrast_cuda.py tests/test_contrast_gpu.py
+  tests/cuda/test_contrast_cuda.py tests/cuda/test_contrast_gpu.py
 tail -n 3 "$folder/gpu-tests.log"
 
 # Every kernel on small cases without torch: all element types, tails, ids, bias, empty rows.
 step check-build 90 nvcc -O3 -std=c++17 --expt-relaxed-constexpr -lineinfo -Icsrc -arch=native -x cu \
-  tests/cuda_emulator/check_kernels.cpp csrc/cuda/*.cu -o "$folder/check_kernels"
+  tests/cuda/cuda_emulator/check_kernels.cpp csrc/cuda/*.cu -o "$folder/check_kernels"
 step check 20 "$folder/check_kernels"
 for tool in memcheck racecheck; do
   step "$tool" 45 compute-sanitizer --tool "$tool" --error-exitcode 9 "$folder/check_kernels" 1

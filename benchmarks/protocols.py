@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastcl.recsys import Histories, report
+from benchmarks.paper_ranking import RANKINGS
+from fastcl.recsys import Histories
 from fastcl.recsys.data import Cases, Scorer
-from fastcl.recsys.measures import measure
-from fastcl.recsys.metrics import evaluate, rank_cases
+from fastcl.recsys.evaluation.measures import measure
+from fastcl.recsys.evaluation.ranking import evaluate, rank_cases
 from fastcl.recsys.models import ContrastVAE
-from fastcl.recsys.models.contrastvae_rules import CLEAN, Rules
+from fastcl.recsys.reporting import tables
 
 K = (10, 20, 40)
 _OF_DRAWN, _OF_ALL = ("hr", "ndcg", "mrr"), ("recall", "ndcg", "mrr", "diversity", "popularity", "gini")
@@ -33,7 +34,7 @@ class Protocol(NamedTuple):
 
 def ranking(scorer: Scorer) -> Protocol:
     """ContrastVAE's tables: all items ranked, by the rules of the model where it has its own."""
-    rules: Rules = scorer.rules if isinstance(scorer, ContrastVAE) else CLEAN
+    rules = RANKINGS[scorer.config.compat if isinstance(scorer, ContrastVAE) else "none"]
 
     def run(scorer: Scorer, cases: Cases) -> dict[str, float]:
         assert cases.counts is not None, "the cases of a split carry the train clicks"
@@ -65,8 +66,8 @@ def _shown(scorer: Scorer, cases: Cases) -> dict[str, Any]:
     test = _drawn(scorer, cases) | measure(found, _OF_ALL)
     test["target diversity"] = float(len(np.unique(cases.target)))
     shares = {
-        "impressions": report.shown_shares(found.shown[found.k.index(10)], found.counts),
-        "train clicks": report.shown_shares(found.counts, found.counts),
+        "impressions": tables.shown_shares(found.shown[found.k.index(10)], found.counts),
+        "train clicks": tables.shown_shares(found.counts, found.counts),
     }
     return {"test": test} | {name: [round(share, 5) for share in values] for name, values in shares.items()}
 

@@ -34,8 +34,8 @@ import torch
 from benchmarks.common import machine, write_json
 from benchmarks.sources import SPLITS
 from benchmarks.study import Plan, measure
-from fastcl.recsys import pictures
-from fastcl.recsys.report import number
+from fastcl.recsys.reporting import pictures
+from fastcl.recsys.reporting.tables import number
 from fastcl.recsys.writing import write_bytes
 
 HERE = Path(__file__).parent

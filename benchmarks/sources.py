@@ -13,7 +13,7 @@ import numpy as np
 
 from fastcl.recsys import Histories, Interactions, bundled
 from fastcl.recsys.data import Cases, Split
-from fastcl.recsys.splits import TEST, TRAIN, VALID, from_parts
+from fastcl.recsys.data.splits import TEST, TRAIN, VALID, from_parts
 
 BUNDLED = "bundled:"
 DAY = 86_400

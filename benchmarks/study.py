@@ -15,11 +15,12 @@ import torch
 
 from benchmarks.protocols import PROTOCOLS, SEEN, some
 from benchmarks.sources import Parts
-from fastcl.recsys import checkpoint, loop, report, state
 from fastcl.recsys.data import Scorer, Split
 from fastcl.recsys.models import MODELS, ContrastVAE, Model
 from fastcl.recsys.options import one_of
-from fastcl.recsys.state import Progress, Settings
+from fastcl.recsys.reporting import tables
+from fastcl.recsys.training import checkpoint, loop, state
+from fastcl.recsys.training.state import Progress, Settings
 
 SCHEDULES: dict[str, Callable[[float], float]] = {"constant": lambda done: 1.0, "falling": loop.falling}
 
@@ -52,7 +53,7 @@ def measure(
     protocol: of protocols.PROTOCOLS.
     """
     split = parts.split
-    floors = report.floors(split, SEEN[protocol])
+    floors = tables.floors(split, SEEN[protocol])
     if model_name in floors:
         return _tested(floors[model_name], parts, protocol)
     one_of(MODELS, "model", model_name)

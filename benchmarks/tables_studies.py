@@ -13,7 +13,7 @@ from benchmarks import analyses, bench_debias
 from benchmarks.common import RESULTS, markdown, results
 from benchmarks.quality import HERE, columns_of, runs
 from benchmarks.quality import cell as seeds_cell
-from fastcl.recsys.report import number
+from fastcl.recsys.reporting.tables import number
 
 Row = dict[str, Any]
 

@@ -1,5 +1,5 @@
 // Our declarations of LibTorch's stable C ABI (torch >= 2.11), and the few RAII types on top of it. Building needs no
-// torch at all: the symbols are found in the torch that is already loaded. tests/check_shim.cpp compiles this file
+// torch at all: the symbols are found in the torch that is already loaded. tests/core/check_shim.cpp compiles this file
 // beside torch's own headers, where a differing signature is a compile error. Nothing here knows what an op computes.
 #pragma once
 #include <cstdint>

@@ -38,7 +38,7 @@ def is_command(words: Sequence[str]) -> bool:
         if word in ("-W", "-X"):
             next(rest, "")
         elif word[-1] in "cm":  # -m, -um and so on: what follows is what runs
-            return word[-1] == "m" and next(rest, "") in ("fastcl.recsys", "fastcl.recsys.cli")
+            return word[-1] == "m" and next(rest, "") in ("fastcl.recsys", "fastcl.recsys.cli.main")
     return False
 
 

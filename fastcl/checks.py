@@ -124,7 +124,7 @@ def check_weight(weight: Tensor | None, n: int, device: torch.device) -> None:
 def check_scale(name: str, value: Any, n: int | None, device: torch.device) -> None:
     """A finite number, a 0-d tensor, which the host may hold for any device, or one value for each of `n` rows."""
     if not isinstance(value, Tensor):
-        if not (isinstance(value, float) and math.isfinite(value)):
+        if not (isinstance(value, float) and (torch.compiler.is_compiling() or math.isfinite(value))):
             check_constant(name, value, lambda _: True, "of any sign", "a number or a tensor")
     elif n is not None and value.dim():
         is_tensor(name, value)

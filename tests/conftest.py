@@ -45,6 +45,16 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     fastcl.set_isa(before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def disk_is_not_waited_for() -> Iterator[None]:
+    """Waiting for the disk takes longer than the rest of the tests of run folders, and guards against power cuts alone:
+    what a killed process has written stays.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """For modules of many tiny problems: waking threads for each would take longer than everything else."""

@@ -49,7 +49,7 @@ class CChunk(Structure):
 def build(folder: Path, flags: Sequence[str] = ("-O2",)) -> Path:
     """Compiles kernels and emulator into a library in `folder`; skips the test where there is no compiler."""
     compiler = compiler_or_skip()
-    emulator = ROOT / "tests" / "cuda_emulator"
+    emulator = ROOT / "tests" / "cuda" / "cuda_emulator"
     sources = [*sorted((ROOT / "csrc" / "cuda").glob("*.cu")), emulator / "bindings.cpp"]
     common = [compiler, "-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Werror", "-DFASTCL_EMULATED", *flags]
     common += [f"-I{ROOT / 'csrc'}", f"-I{emulator}", "-x", "c++"]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import fastcl
-from fastcl.recsys import cli
+from fastcl.recsys.cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -25,7 +25,10 @@ MODULES = [m.name for m in pkgutil.walk_packages(fastcl.__path__, "fastcl.") if 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(python|pycon|sh)\n(.*?)^```$", re.S | re.M)
 # These run elsewhere: the one as a user's file, the other beside the packages that it is about.
-ELSEWHERE = {"docs/contribute/adding-a-model.md": "test_adding_a_model", "docs/guide/migration.md": "test_compat"}
+ELSEWHERE = {
+    "docs/contribute/adding-a-model.md": "recsys/test_adding_a_model",
+    "docs/guide/migration.md": "core/test_compat",
+}
 # The page whose program makes the small log.csv that other pages use as well.
 LOG_PAGE = "docs/start/recommender.md"
 LOG = next(block for kind, block in BLOCK.findall((ROOT / LOG_PAGE).read_text()) if 'open("log.csv"' in block)
@@ -67,7 +70,7 @@ def run(kind: str, block: str, where: str, line: int, names: dict[str, Any]) -> 
     else:
         for command in block.replace("\\\n", "").splitlines():
             if command.startswith("fastcl "):
-                assert cli.main(shlex.split(command, comments=True)[1:]) == 0, f"{where}: {command}"
+                assert main.main(shlex.split(command, comments=True)[1:]) == 0, f"{where}: {command}"
 
 
 def compared(block: str, where: str, line: int, names: dict[str, Any]) -> None:

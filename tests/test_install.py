@@ -81,7 +81,7 @@ def test_shim_agrees_with_torch_headers() -> None:
     headers = Path(torch.__file__).parent / "include"
     if not (headers / "torch/csrc/stable/c/shim.h").exists():
         pytest.skip("torch's headers are not installed")
-    checked(need("c++"), "-std=c++17", "-fsyntax-only", "-Icsrc", f"-I{headers}", "tests/check_shim.cpp")
+    checked(need("c++"), "-std=c++17", "-fsyntax-only", "-Icsrc", f"-I{headers}", "tests/core/check_shim.cpp")
 
 
 def test_version_is_that_of_pyproject() -> None:
@@ -195,7 +195,7 @@ def check_contents(names: list[str], metadata: str) -> None:
     assert not [name for name in names if "/bundled/" in name and "completejourney" not in name and Path(name).suffix]
     assert "License-Expression: Apache-2.0 AND CC0-1.0" in metadata.splitlines()
     files = re.findall(r"^License-File: (.*)$", metadata, re.M)
-    assert files == ["LICENSE", "fastcl/recsys/bundled/completejourney/README.txt"]
+    assert files == ["LICENSE", "fastcl/recsys/data/bundled/completejourney/README.txt"]
 
 
 def test_archives_hold_no_data_with_terms(source: Path, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_wheel_from_sdist_works(wheel: Path, venv: Path, tmp_path: Path) -> None
     help_text = checked(venv / "bin" / "fastcl", "--help", cwd=tmp_path)
     assert "recommend" in help_text
     package = Path(checked(python, "-c", "import fastcl; print(*fastcl.__path__)", cwd=tmp_path).strip())
-    bundled = [path.relative_to(ROOT / "fastcl") for path in (ROOT / "fastcl/recsys/bundled").rglob("*.*")]
+    bundled = [path.relative_to(ROOT / "fastcl") for path in (ROOT / "fastcl/recsys/data/bundled").rglob("*.*")]
     assert bundled
     assert [name for name in [Path("py.typed"), Path("_C.pyi"), *bundled] if not (package / name).exists()] == []
 

@@ -17,7 +17,7 @@ import pytest
 
 import fastcl
 from fastcl.recsys import MODELS
-from fastcl.recsys.cli import build_parser
+from fastcl.recsys.cli.main import build_parser
 
 SITE = Path(__file__).parent.parent / "docs" / "_site"
 

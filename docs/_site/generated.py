@@ -15,7 +15,7 @@ import torch
 
 import fastcl
 from fastcl.recsys import MODELS
-from fastcl.recsys.cli import build_parser
+from fastcl.recsys.cli.main import build_parser
 
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.M)
 

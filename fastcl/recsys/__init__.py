@@ -8,8 +8,6 @@
 >>> recommend(model, [["BANANAS", "FLUID MILK WHITE ONLY"]], k=5)  # doctest: +SKIP
 """
 
-from fastcl.recsys.checkpoint import load, save
-from fastcl.recsys.compare import compare
 from fastcl.recsys.data import (
     Cases,
     DataReport,
@@ -23,12 +21,13 @@ from fastcl.recsys.data import (
     SplitReport,
     bundled,
 )
-from fastcl.recsys.export import export, nearest
-from fastcl.recsys.floors import CoOccurrence, PersonalFrequency, Popularity
-from fastcl.recsys.groups import by_group
-from fastcl.recsys.intents import intents
-from fastcl.recsys.merging import merge
-from fastcl.recsys.metrics import evaluate, rank_cases, top_k
+from fastcl.recsys.data.merging import merge
+from fastcl.recsys.data.scoring import frozen
+from fastcl.recsys.evaluation.comparison import compare
+from fastcl.recsys.evaluation.floors import CoOccurrence, PersonalFrequency, Popularity
+from fastcl.recsys.evaluation.groups import by_group
+from fastcl.recsys.evaluation.ranking import evaluate, rank_cases, top_k
+from fastcl.recsys.evaluation.robustness import robustness
 from fastcl.recsys.models import (
     MODELS,
     BERT4Rec,
@@ -44,11 +43,12 @@ from fastcl.recsys.models import (
     SASRecConfig,
     register,
 )
-from fastcl.recsys.plot import plot
-from fastcl.recsys.recommend import query_vectors, recommend, recommend_users
-from fastcl.recsys.robustness import robustness
-from fastcl.recsys.scoring import frozen
-from fastcl.recsys.train import fit, resume
+from fastcl.recsys.reporting.intents import intents
+from fastcl.recsys.reporting.pages import plot
+from fastcl.recsys.serving.recommend import query_vectors, recommend, recommend_users
+from fastcl.recsys.serving.vectors import export, nearest
+from fastcl.recsys.training.checkpoint import load, save
+from fastcl.recsys.training.fit import fit, resume
 
 __all__ = [
     "MODELS",

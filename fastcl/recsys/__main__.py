@@ -2,6 +2,6 @@
 
 import sys
 
-from fastcl.recsys.cli import main
+from fastcl.recsys.cli.main import main
 
 sys.exit(main())

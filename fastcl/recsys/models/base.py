@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.scoring import check_items, frozen, item_table
+from fastcl.recsys.data.scoring import check_items, frozen, item_table
 
 
 def inner_products(queries: Tensor, table: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ class Model(nn.Module, ABC):
     """A sequential recommender: history vectors against item vectors. All its parameters exist after construction,
     which is `Model(items, *, seed=0, **options)` with the fields of `Config` as options.
 
-    docs/adding-a-model.md writes one from start to end.
+    docs/contribute/adding-a-model.md writes one from start to end.
     """
 
     name: ClassVar[str]

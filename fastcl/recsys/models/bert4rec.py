@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fastcl
-from fastcl.recsys.batching import Packed, Spans, batch_count, batched, newest, pack, windows
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.layers import GELU, Dropout, PostBlock
 from fastcl.recsys.models.base import Model
+from fastcl.recsys.models.batching import Packed, Spans, batch_count, batched, newest, pack, windows
+from fastcl.recsys.models.layers import GELU, Dropout, PostBlock
 from fastcl.recsys.options import above, at_least, between, one_of
 
 

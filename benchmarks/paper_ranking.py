@@ -1,0 +1,64 @@
+"""How ContrastVAE's results are ranked and which epoch is kept: by the paper's protocol or the authors' program.
+
+Only figures that compare with theirs are made so; everything else is ranked by fastcl.recsys.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fastcl.recsys import evaluate, frozen
+from fastcl.recsys.data import Cases, Scorer
+from fastcl.recsys.data.scoring import check_items
+
+
+class PaperRanking(NamedTuple):
+    """evaluate: (model, cases, counts=, k=) -> metrics. better: whether a new validation result beats the kept one."""
+
+    evaluate: Callable[..., dict[str, float]]
+    better: Callable[[Mapping[str, float], Mapping[str, float]], bool]
+
+
+def full_ranking(model: Scorer, cases: Cases, counts: np.ndarray, k: tuple[int, ...]) -> dict[str, float]:
+    """recall@k and ndcg@k among all items but those of the history."""
+    found = evaluate(model, cases, counts=counts, k=k)
+    return {name: value for name, value in found.items() if name.startswith(("recall", "ndcg"))}
+
+
+def seen_at_zero(model: Any, cases: Cases, counts: np.ndarray, k: tuple[int, ...]) -> dict[str, float]:
+    """recall@k and ndcg@k among all rows of the embedding table, padding and mask token too, where items of the
+    history have score 0: above every candidate with a negative one.
+    """
+    gains: dict[str, float] = {f"{name}@{cutoff}": 0.0 for name in ("recall", "ndcg") for cutoff in k}
+    check_items(model, cases.history, "cases")
+    with torch.inference_mode(), frozen(model):
+        for start in range(0, len(cases), 256):
+            rows = np.arange(start, min(start + 256, len(cases)))
+            history = cases.history.take(rows)
+            scores = model.logits(history)  # [B, I+2]
+            scores[np.repeat(np.arange(len(rows)), history.lengths), history.item] = 0.0
+            target = scores.gather(1, torch.from_numpy(cases.target[rows])[:, None])
+            rank = 1.0 + (scores > target).sum(1).double() + 0.5 * ((scores == target).sum(1) - 1)
+            for cutoff in k:
+                hit = rank <= cutoff
+                gains[f"recall@{cutoff}"] += float(hit.sum()) / len(cases)
+                gains[f"ndcg@{cutoff}"] += float((hit / torch.log2(rank + 1.0)).sum()) / len(cases)
+    return gains
+
+
+def by_ndcg(new: Mapping[str, float], kept: Mapping[str, float]) -> bool:
+    return new["ndcg@20"] > kept["ndcg@20"]
+
+
+def by_either(new: Mapping[str, float], kept: Mapping[str, float]) -> bool:
+    """Better in one of the two, whatever happened to the other."""
+    return new["recall@10"] > kept["recall@10"] or new["ndcg@10"] > kept["ndcg@10"]
+
+
+# By the `compat` of a ContrastVAE.
+RANKINGS = {
+    "none": PaperRanking(full_ranking, by_ndcg),
+    "paper-code": PaperRanking(seen_at_zero, by_either),
+}

@@ -1,0 +1,21 @@
+"""The commands of the command line, one file each: `add(commands)` declares the options, `run(args)` does the work.
+
+A command parses, calls the Python function of the same name and prints; what can be done is in fastcl.recsys.
+"""
+
+from fastcl.recsys.cli import (
+    bench,
+    compare,
+    data,
+    demo,
+    evaluate,
+    export,
+    info,
+    intents,
+    plot,
+    recommend,
+    resume,
+    train,
+)
+
+COMMANDS = (demo, data, train, resume, evaluate, compare, plot, intents, recommend, export, bench, info)

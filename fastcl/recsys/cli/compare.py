@@ -1,0 +1,82 @@
+"""fastcl compare: runs side by side, seeds of the same settings together."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from fastcl.recsys.cli.common import cutoffs
+from fastcl.recsys.cli.evaluate import add_metric_options, named_metrics, vectors_for
+from fastcl.recsys.cli.runs import add_run_options, groups_of, inputs_of, open_runs, run_folders, tell
+from fastcl.recsys.evaluation.comparison import Comparison, compare
+from fastcl.recsys.evaluation.measures import COUNTS
+from fastcl.recsys.evaluation.ranking import evaluate
+from fastcl.recsys.reporting import tables
+from fastcl.recsys.training.threads import add_threads
+from fastcl.recsys.writing import check_output, write_text
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("compare", help="runs side by side: mean and spread over seeds, a paired test")
+    option = parser.add_argument
+    of_runs = "run folders, or folders of several runs, on the same data; each two of them are tested"
+    option("folders", nargs="+", metavar="RUN", help=of_runs)
+    add_run_options(parser)
+    add_metric_options(parser)
+    option("--csv", metavar="FILE", help="write the table there")
+    add_threads(parser)
+    option("--json", action="store_true", help="print everything as JSON")
+    parser.set_defaults(run=run, names={"format": "--data", "columns": "--data"})
+
+
+def run(args: argparse.Namespace) -> None:
+    k = cutoffs("--k", args.k)
+    protocol = args.protocol or "full"
+    metrics = named_metrics(args.metrics, protocol)
+    folders = run_folders(*args.folders)
+    if args.csv:
+        for folder in folders:
+            check_output("--csv", args.csv, {"--data": args.data, **inputs_of(folder)})
+    runs, split, seen, notes = open_runs(folders, args)
+    vectors = vectors_for(metrics, split)
+    tell(notes)
+    options: dict[str, Any] = {"k": k, "seen": seen, "protocol": protocol, "metrics": metrics, "vectors": vectors}
+    groups = groups_of(runs)
+    found = compare({name: [run.model for run in members] for name, members in groups.items()}, split.test, **options)
+    # Floors take no part in the index or the tests.
+    for name, floor in tables.floors(split, seen).items():
+        found.rows.append({"name": f"floor: {name}", "runs": 1, **evaluate(floor, split.test, **options)})
+    if args.csv:
+        write_text(Path(args.csv), found.to_csv())
+    if args.json:
+        shown = {name: [str(run.folder) for run in members] for name, members in groups.items()}
+        settings = {"k": k, "protocol": protocol, "seen": seen, "folders": shown, "notes": notes}
+        print(json.dumps({**settings, "rows": found.rows, "tests": found.tests}, indent=1))
+    else:
+        print(_text(found))
+
+
+def _text(found: Comparison) -> str:
+    columns = [c for c in found.rows[0] if c not in ("name", *COUNTS) and not c.endswith(" sd")]
+    rows = [[row["name"], *(_cell(row, column) for column in columns)] for row in found.rows]
+    parts = [tables.table(["", *columns], rows)]
+    if found.tests:
+        tests = [
+            [test["name"], test["against"], test["metric"], f"{test['difference']:+.4f}",
+             f"{test['low']:+.4f} to {test['high']:+.4f}", f"{test['p']:.4f}", f"{test['p holm']:.4f}"]
+            for test in found.tests
+        ]  # fmt: skip
+        parts.append(tables.table(["", "against", "metric", "difference", "95%", "p", "p (Holm)"], tests))
+        count = f"{len(tests)} test{'s' if len(tests) > 1 else ''}"
+        parts.append(f"p: paired randomisation test over users, two-sided; p (Holm): corrected for all {count} above")
+    return "\n\n".join(parts)
+
+
+def _cell(row: dict[str, Any], column: str) -> str:
+    if column not in row:
+        return "-"
+    if column == "runs":
+        return str(row[column])
+    value = tables.number(column, row[column])
+    spread = row.get(f"{column} sd")
+    return value if spread is None else f"{value} ±{tables.number(column, spread)}"

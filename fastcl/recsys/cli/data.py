@@ -1,0 +1,32 @@
+"""fastcl data check: what a file holds, and what would be dropped of it and why. Trains nothing, writes nothing."""
+
+import argparse
+import json
+from typing import Any
+
+from fastcl.recsys.cli.common import add_read_options, data_of
+from fastcl.recsys.data.source import read_data
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("data", help="what a file of interactions holds, before training on it")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="action")
+    check = actions.add_parser(
+        "check",
+        help="rows, users, items, ties, repeats, bad rows; trains and writes nothing",
+        description="Reads a file as `train` would and says what is in it. Exit code 0: readable as asked; 2: not.",
+    )
+    add_read_options(check)
+    check.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    check.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    data = data_of(args)
+    # All bad rows, not only the first one, even where `train` would stop at it.
+    report = read_data({**data, "on_error": "skip"}).report
+    assert report is not None
+    bad = len(report.faults) > 0 and args.on_error == "raise"
+    print(json.dumps({"readable": not bad, **report.to_json()}, indent=2) if args.json else str(report))
+    if bad:
+        raise ValueError(f"{args.file}: has bad rows, the first is {report.faults[0]}; --on-error skip drops them")

@@ -1,0 +1,26 @@
+"""fastcl demo: both models on purchases, or on movie ratings."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fastcl.recsys.reporting import demo
+from fastcl.recsys.training.threads import add_threads
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("demo", help="train both models on a bundled data set, about two minutes")
+    option = parser.add_argument
+    of_data = "movies are beside the sources only (default: %(default)s)"
+    option("--data", choices=list(demo.PLANS), default="purchases", help=of_data)
+    option("--seed", type=int, default=0)
+    of_out = "an earlier demo in it is overwritten (default: %(default)s)"
+    option("-o", "--out", metavar="FOLDER", default="runs/demo", help=of_out)
+    add_threads(parser)
+    option("--json", action="store_true", help="print report.json instead of the report")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    text = demo.run(args.data, args.out, args.seed)
+    print((Path(args.out) / "report.json").read_text(encoding="utf-8") if args.json else text)

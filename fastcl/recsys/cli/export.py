@@ -1,0 +1,71 @@
+"""fastcl export: the item vectors of a run, as a NumPy file or a Faiss index."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from fastcl.recsys.cli.runs import Run, inputs_of, tell, unfinished
+from fastcl.recsys.data import Histories, Items
+from fastcl.recsys.data.reading.formats import refuse_unused
+from fastcl.recsys.data.source import read_clicks
+from fastcl.recsys.options import at_least
+from fastcl.recsys.serving.recommend import known_histories
+from fastcl.recsys.serving.vectors import FILES, INDEX, WRITERS, export, require_faiss
+from fastcl.recsys.training import checkpoint
+from fastcl.recsys.training.threads import add_threads
+from fastcl.recsys.writing import check_folder
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("export", help="item vectors of a run, as a NumPy file or a Faiss index")
+    option = parser.add_argument
+    option("folder", metavar="RUN")
+    option("--to", choices=list(WRITERS), default="npy", help="faiss needs fastcl[ann] (default: %(default)s)")
+    option("--index", default=INDEX, help="Faiss index factory string (default: %(default)s)")
+    option("--queries", metavar="FILE", help="interactions to measure recall with (default: where training found them)")
+    option("-k", type=int, default=10, help="of recall@k (default: %(default)s)")
+    option("--seed", type=int, default=0, help="of the sample of queries")
+    option("-o", "--out", metavar="FOLDER", required=True)
+    add_threads(parser)
+    option("--json", action="store_true", help="one JSON document on stdout: the content of export.json")
+    parser.set_defaults(run=run, names={"format": "--queries", "columns": "--queries"})
+
+
+def run(args: argparse.Namespace) -> None:
+    at_least(1, "-k", args.k)
+    at_least(0, "--seed", args.seed)
+    if args.to == "faiss":
+        require_faiss()
+    else:
+        given = {"--queries": (args.queries, None), "--index": (args.index, INDEX), "-k": (args.k, 10)}
+        refuse_unused({**given, "--seed": (args.seed, 0)}, "expected --to faiss with it")
+    config = checkpoint.read_config(args.folder)
+    check_folder("-o", args.out, FILES, {"--queries": args.queries, **inputs_of(args.folder, config)})
+    model = checkpoint.load(args.folder)
+    tell([note for note in [unfinished(Run(Path(args.folder), config, model))] if note])
+    queries = _queries(args.queries, config, model.items) if args.to == "faiss" else None
+    found = export(model, args.out, args.to, queries=queries, k=args.k, index=args.index, seed=args.seed)
+    if args.json:
+        print(json.dumps(found))
+        return
+    print(f"{args.out}: {found['items']:,} vectors of {found['dim']} in {found['file']}, compare by inner product")
+    if "index" in found:
+        recall = next(f"{name} {value:.4f}" for name, value in found.items() if name.startswith("recall@"))
+        print(f"{found['index']}: {recall} against exact search, {found['query_count']:,} queries ({found['queries']})")
+
+
+def _queries(file: str | None, config: dict[str, Any], items: Items) -> Histories | None:
+    """Histories of `file`, else of the run's data; None where that has moved or was not recorded."""
+    if file is None and not config.get("data"):
+        return None
+    try:
+        log = read_clicks(config, *([] if file is None else [file]))
+    except FileNotFoundError:
+        if file is not None:
+            raise
+        print("the run's data has moved: recall is measured with single items; see --queries", file=sys.stderr)
+        return None
+    known, _ = known_histories(items, log)
+    return known.take(known.lengths.nonzero()[0])

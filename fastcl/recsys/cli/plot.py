@@ -1,0 +1,67 @@
+"""fastcl plot: pictures of one or more runs."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from fastcl.recsys.cli.runs import Run, add_run_options, groups_of, inputs_of, open_runs, run_folders, tell
+from fastcl.recsys.reporting.pages import FILES, plot
+from fastcl.recsys.training.checkpoint import read_metrics
+from fastcl.recsys.training.threads import add_threads
+from fastcl.recsys.writing import check_folder
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("plot", help="pictures of runs: PNGs and one HTML page")
+    option = parser.add_argument
+    option("folders", nargs="+", metavar="RUN", help="run folders, or folders of several runs, on the same data")
+    add_run_options(parser)
+    option("-o", "--out", required=True, metavar="FOLDER", help="pictures of the same names in it are overwritten")
+    add_threads(parser)
+    option("--json", action="store_true", help="print the files as JSON")
+    parser.set_defaults(run=run, names={"format": "--data", "columns": "--data"})
+
+
+def run(args: argparse.Namespace) -> None:
+    folders = run_folders(*args.folders)
+    for folder in folders:
+        check_folder("-o", args.out, FILES, {"--data": args.data, **inputs_of(folder)})
+    runs, split, seen, notes = open_runs(folders, args)
+    names = [_name(run.folder.resolve()) for run in runs]
+    if len(set(names)) < len(names):  # the same last part: the paths as they were given
+        names = [str(run.folder) for run in runs]
+    named = dict(zip(names, runs, strict=True))
+    for run in runs:  # the replay of a queue is that of the first of the processes that trained
+        run.model.share = (0, run.config.get("processes", 1))
+    tell(notes)
+    print("measuring ...", file=sys.stderr, flush=True)
+    files = plot(
+        {name: run.model for name, run in named.items()},
+        split,
+        args.out,
+        logs={name: read_metrics(run.folder) for name, run in named.items()},
+        seeds={name: run.config.get("seed", 0) for name, run in named.items()},
+        seen=seen,
+        notes=notes,
+        groups=_groups(runs, names),
+    )
+    if args.json:
+        print(json.dumps({"files": [str(file) for file in files]}))
+    else:
+        print("\n".join(map(str, files)))
+
+
+def _name(folder: Path) -> str:
+    return f"{folder.parent.name}/{folder.name}" if folder.name.startswith("seed-") else folder.name
+
+
+def _groups(runs: list[Run], names: list[str]) -> dict[str, str]:
+    """The name of each run -> that of the runs of the same settings, where there are several."""
+    name_of = {run.folder: name for run, name in zip(runs, names, strict=True)}
+    found: dict[str, str] = {}
+    for label, members in groups_of(runs).items():
+        if len(members) > 1:
+            found |= {name_of[run.folder]: f"{label}, {len(members)} seeds" for run in members}
+    return found

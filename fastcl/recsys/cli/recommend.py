@@ -1,0 +1,189 @@
+"""fastcl recommend: the best next items for a history, or for every user of a file."""
+
+import argparse
+import csv
+import io
+import json
+import re
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fastcl.recsys.cli.runs import Run, inputs_of, tell, unfinished
+from fastcl.recsys.data import Interactions, Items
+from fastcl.recsys.data.merging import merge, of_users
+from fastcl.recsys.data.source import read_clicks, split_options
+from fastcl.recsys.data.splits import LeakageWarning
+from fastcl.recsys.evaluation.ranking import SEEN
+from fastcl.recsys.options import at_least
+from fastcl.recsys.serving.recommend import Row, recommend, recommend_users
+from fastcl.recsys.training import checkpoint, state
+from fastcl.recsys.training.threads import add_threads
+from fastcl.recsys.writing import check_output, write_parts
+
+UserRow = tuple[str | None, Row]  # user (None: the one of --history), items with scores
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("recommend", help="the best next items for a history, or for every user of a file")
+    option = parser.add_argument
+    option("folder", metavar="RUN")
+    who = parser.add_mutually_exclusive_group(required=True)
+    who.add_argument("--history", metavar="IDS", help='item ids, oldest first, separated by commas ("a,b" is one id)')
+    of_users = "interaction files, read as the run's own: a list a user of them, whose clicks in the run's data join in"
+    who.add_argument("--users", metavar="FILE", nargs="+", help=of_users)
+    option("--alone", action="store_true", help="the files of --users hold whole histories: do not read the run's data")
+    option("--times", help="one a click of --history, separated by commas, in the unit of the run's data")
+    option("-k", type=int, default=10, help="(default: %(default)s)")
+    option("--seen", choices=SEEN, help="never recommend items of the history, or keep them (default: as in training)")
+    option("--strict", action="store_true", help="refuse items that the run does not know (default: skip, and say so)")
+    option("-o", "--out", metavar="CSV", help="write user, rank, item, score there (default for --users: to stdout)")
+    add_threads(parser)
+    option("--json", action="store_true", help="one JSON document on stdout; with -o, a summary of what was written")
+    parser.set_defaults(run=run, names={"histories": "--history", "format": "--users", "columns": "--users"})
+
+
+def run(args: argparse.Namespace) -> None:
+    at_least(1, "-k", args.k)
+    if args.times is not None and args.history is None:
+        raise ValueError("--times: expected with --history; a file of --users has its own")
+    if args.alone and args.users is None:
+        raise ValueError("--alone: expected with --users; a --history is taken as it is")
+    times = None if args.times is None else [[_number(part) for part in _fields(args.times)]]
+    config = checkpoint.read_config(args.folder)
+    if args.out is not None:
+        check_output("-o", args.out, {**{file: file for file in args.users or ()}, **inputs_of(args.folder, config)})
+    model = checkpoint.load(args.folder)
+    seen = args.seen or config.get("seen", "mask")
+    tell([note for note in [unfinished(Run(Path(args.folder), config, model))] if note])
+    rows: Iterable[UserRow]
+    left_out: tuple[str, ...] = ()
+    strangers = 0
+    if args.users is None:
+        history = _fields(args.history)
+        found = recommend(model, [history], args.k, seen, times=times, strict=args.strict)
+        rows, skipped, clicks = [(None, row) for row in found], found.skipped, len(history)
+        strangers = len(found.left_out)
+        if strangers:
+            tell([f"{args.folder} knows no item of the history: there is nothing to recommend from"])
+    else:
+        data = _histories(args, config)
+        rows, skipped, left_out = recommend_users(model, data, args.k, seen, strict=args.strict)
+        clicks = len(data.log.item)
+    if skipped:
+        _say(f"skipped {skipped.total():,} of {clicks:,} unknown", list(skipped))
+    if left_out:
+        _say(f"left out {len(left_out):,} users without a known item", left_out)
+    tally: Counter[str] = Counter(users=0, rows=0, empty=0)
+    rows = _counted(rows, tally)
+    document = {"run": args.folder, "k": args.k, "seen": seen, "skipped": skipped, "left_out": list(left_out)}
+    if args.out is not None:
+        write_parts(Path(args.out), (text.encode() for text in _csv(rows)))
+        document |= {"out": args.out, "users": tally["users"], "rows": tally["rows"]}
+        if not args.json:
+            print(f"{args.out}: {tally['rows']:,} rows, {tally['users']:,} users")
+    elif args.json:
+        document["recommendations"] = [_document(user, row, model.items) for user, row in rows]
+    else:
+        for text in _csv(rows) if args.users else _lines(rows, model.items):
+            print(text, end="")
+    if args.json:
+        print(json.dumps(document, ensure_ascii=False))
+    if tally["empty"] > strangers:
+        whose = "the history holds" if args.history is not None else f"{tally['empty']:,} users have clicked on"
+        tell([f"{whose} every item, so that nothing is left to recommend; --seen keep ranks seen items too"])
+
+
+def _histories(args: argparse.Namespace, config: dict[str, Any]) -> Interactions:
+    """The users of the files of --users, with what they clicked there and, unless --alone, in the run's data."""
+    data = read_clicks(config, *args.users)
+    own = (config.get("data") or {}).get("path")
+    if args.alone or own is None or any(Path(file).resolve() == Path(own).resolve() for file in args.users):
+        if own is None and not args.alone:
+            tell([f"{args.folder} names no data: histories are those of the files alone"])
+        return data
+    try:
+        before = read_clicks(config)
+    except FileNotFoundError:
+        tell([f"the run's data has moved from {own}: what was clicked there is unknown and may be recommended"])
+        return data
+    if _changed(before, config):
+        tell([f"{own} has changed since the training: clicks that are no longer in it may be recommended"])
+    whole = of_users(merge(before, data), data.users)
+    known, clicks = set(before.users) & set(data.users), len(whole.log.item) - len(data.log.item)
+    if known:
+        count = f"{len(known):,} of {len(data.users):,} users are in the run's data too"
+        tell([f"{count}: their clicks there, {clicks:,}, are part of their histories (--alone leaves them out)"])
+    return whole
+
+
+def _changed(before: Interactions, config: dict[str, Any]) -> bool:
+    """Whether the run's data is known to hold other clicks than in training; of files that came as a split it is not.
+
+    `before`: that data, read again.
+    """
+    trained = config.get("data_sha256")
+    if trained is None or config["data"].get("valid"):
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LeakageWarning)
+        try:
+            return state.fingerprint(before.split(**split_options(config))) != trained
+        except ValueError:
+            return True
+
+
+def _fields(text: str) -> list[str]:
+    """The parts between commas: without the spaces around them, unless they stand in quotes."""
+    parts = re.findall(r'\s*"((?:[^"]|"")*)"\s*(?:,|$)|([^,]+)', text)
+    found = [(quoted.replace('""', '"') if quoted else bare.strip()) for quoted, bare in parts]
+    return [part for part in found if part]
+
+
+def _number(text: str) -> float:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    raise ValueError(f"--times: expected numbers separated by commas, got {text!r}")
+
+
+def _say(what: str, names: list[str] | tuple[str, ...]) -> None:
+    print(f"{what}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}", file=sys.stderr)
+
+
+def _counted(rows: Iterable[UserRow], tally: Counter[str]) -> Iterator[UserRow]:
+    for user, row in rows:
+        tally.update(users=1, rows=len(row), empty=not row)
+        yield user, row
+
+
+def _csv(rows: Iterable[UserRow]) -> Iterator[str]:
+    """The header, then the lines of a user at a time."""
+    yield "user,rank,item,score\n"
+    for user, row in rows:
+        text = io.StringIO()
+        lines = ((user, place, item, f"{score:.7g}") for place, (item, score) in enumerate(row, start=1))
+        csv.writer(text, lineterminator="\n").writerows(lines)
+        yield text.getvalue()
+
+
+def _lines(rows: Iterable[UserRow], items: Items) -> Iterator[str]:
+    for _, row in rows:
+        for item, score in row:
+            title = _title(item, items)
+            yield f"{score:9.4f}  {item}" + (f"  {title}\n" if title else "\n")
+
+
+def _document(user: str | None, row: Row, items: Items) -> dict[str, Any]:
+    entries = [{"item": item, "title": _title(item, items), "score": score} for item, score in row]
+    return {"user": user, "items": entries}
+
+
+def _title(item: str, items: Items) -> str | None:
+    title = items.label(int(items.encode([item])[0]))
+    return title if title != item else None

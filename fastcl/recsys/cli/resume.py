@@ -1,0 +1,27 @@
+"""fastcl resume: goes on with a run, or with all runs of a folder, that were interrupted."""
+
+import argparse
+from typing import Any
+
+from fastcl.recsys.cli.runs import run_folders
+from fastcl.recsys.cli.train import print_result
+from fastcl.recsys.training import checkpoint, processes
+from fastcl.recsys.training.fit import resume
+from fastcl.recsys.training.state import Settings
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("resume", help="go on with a run that was interrupted")
+    option = parser.add_argument
+    option("folder", metavar="RUN", help="run folder, or one of several runs (--seed 1,2,3)")
+    option("--data", metavar="FILE", help="where the data is now (default: where it was in training)")
+    option("--json", action="store_true", help="print the result as JSON, one document a run")
+    parser.set_defaults(run=run, names={"format": "--data", "columns": "--data"})
+
+
+def run(args: argparse.Namespace) -> None:
+    checkpoint.require_safetensors()
+    folders = run_folders(args.folder)
+    with processes.processes(Settings.recorded(checkpoint.read_config(folders[0])).device):
+        for folder in folders:
+            print_result(folder, resume(folder, data=args.data), args.json)

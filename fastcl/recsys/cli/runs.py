@@ -1,0 +1,198 @@
+"""What evaluate, compare, plot and intents share: run folders opened together with the one data set they were trained
+on, and what a reader of their figures has to know.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastcl.recsys.data import Split
+from fastcl.recsys.data.scoring import check_items
+from fastcl.recsys.data.source import FILES, checked_data, of_run, read_split, read_split_of
+from fastcl.recsys.evaluation.ranking import SEEN
+from fastcl.recsys.models import Model
+from fastcl.recsys.training import checkpoint, state
+
+# What config.json says beside the settings of a run: how, when and from where, not what was trained.
+NO_SETTINGS = (
+    *("format", "version", "versions", "seed", "data", "data_sha256", "test_sha256", "split"),
+    *("command", "threads", "device", "processes", "save_every"),
+)
+
+
+MANY = 0.05  # share of the cases from which repeated targets are worth a note
+
+
+class Run(NamedTuple):
+    folder: Path
+    config: dict[str, Any]
+    model: Model
+
+
+class Opened(NamedTuple):
+    """seen: how seen items are treated. notes: what is unusual, a sentence each."""
+
+    runs: list[Run]
+    split: Split
+    seen: str
+    notes: list[str]
+
+
+def add_run_options(parser: Any) -> None:
+    option = parser.add_argument
+    option("--data", metavar="FILE", help="where the data is now, or other data on purpose (default: that of training)")
+    option("--seen", choices=SEEN, help="(default: as in training)")
+
+
+def run_folders(*folders: str) -> list[Path]:
+    """The folders themselves, or the runs in one where `train --seed 1,2,3` made several."""
+    return [run for folder in folders for run in checkpoint.runs_in(Path(folder)) or [Path(folder)]]
+
+
+def inputs_of(folder: str | Path, config: Mapping[str, Any] | None = None) -> dict[str, str | Path]:
+    """What no output of a command on the run may replace: the run's own files and its data, by what they are."""
+    config = checkpoint.read_config(folder) if config is None else config
+    files = {f"{name} of the run": Path(folder) / name for name in checkpoint.FILES}
+    data = config.get("data")
+    named = checked_data(data) if data else {}
+    return files | {f"the {name} of the run's data": named[name] for name in FILES if named.get(name)}
+
+
+def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> Opened:
+    """The runs and their data.
+
+    ValueError where a run is named twice or cannot be compared with the first: on other data, or with other treatment
+    of seen items and no --seen to decide; where the data is not that of the training and no --data names it; and where
+    the split holds no test cases.
+    """
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ValueError(f"RUN: expected different folders, got {' '.join(map(str, folders))}")
+    configs = [checkpoint.read_config(folder) for folder in folders]
+    treatments = sorted({config.get("seen", "mask") for config in configs})
+    if args.seen is None and len(treatments) > 1:
+        raise ValueError(f"RUN: trained with --seen {' and '.join(treatments)}; expected --seen for all")
+    runs = [Run(folder, config, checkpoint.load(folder)) for folder, config in zip(folders, configs, strict=True)]
+    splits: dict[str, Split] = {}
+    for run in runs:
+        place = json.dumps(of_run(run.folder, run.config, args.data), sort_keys=True)
+        if place not in splits:
+            splits[place] = read_split_of(run.folder, run.config, args.data)
+        try:
+            check_items(run.model, splits[place].test.history, "data")
+        except ValueError as error:
+            raise ValueError(f"{run.folder}: {error}") from error
+    (first, split), *others = splits.items()
+    for place, other in others:
+        if _digest(other) != _digest(split):
+            raise ValueError(f"RUN: expected runs on the same data, got {_path(first)} and {_path(place)}")
+    if not len(split.test):
+        raise ValueError(f"{folders[0]}: trained with --split none, which holds nothing out; there is no test case")
+    seen = args.seen or treatments[0]
+    found = [note for run in runs for note in (_other_clicks(run, split, args.data), unfinished(run)) if note]
+    if seen == "mask" and (note := repeats(split)):
+        found.append(note)
+    return Opened(runs, split, seen, found)
+
+
+def tell(notes: Sequence[str]) -> None:
+    """On stderr, a line each."""
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr, flush=True)
+
+
+def unfinished(run: Run) -> str | None:
+    """A note where the training of `run` has not ended; None too where it was not trained by `fit`."""
+    try:
+        settings = state.Settings.recorded(run.config)
+    except ValueError:
+        return None
+    lines = checkpoint.read_metrics(run.folder)
+    if state.Progress(lines).done(settings):
+        return None
+    done = f"{len(lines)} of {settings.epochs} epochs are done"
+    return f"{run.folder}: {done}, the best of these counts; fastcl resume {run.folder} goes on"
+
+
+def repeats(split: Split) -> str | None:
+    """A note where many test targets are repeats, which nothing can find while seen items are masked."""
+    count = int(split.test.repeated.sum())
+    if count <= MANY * len(split.test):
+        return None
+    share = f"{count:,} of {len(split.test):,} test targets ({count / len(split.test):.0%})"
+    return f"{share} are in their user's own history, sure misses under --seen mask; --seen keep ranks seen items too"
+
+
+def _other_clicks(run: Run, split: Split, path: str | None) -> str | None:
+    """A note where `split` is not what `run` was trained on, though --data says so; without --data a ValueError. A note
+    too where it was, and the test cases alone are others.
+    """
+    trained = run.config.get("data_sha256")
+    if trained is None:
+        return None
+    if trained == state.fingerprint(split):
+        if run.config.get("test_sha256") in (None, state.cases_fingerprint(split)):
+            return None
+        return f"{run.folder}: the data has other test cases than when it was trained; earlier figures are of those"
+    if path is None:
+        place = run.config["data"]["path"]
+        remedy = f"--data {place} takes them on purpose, --data FILE names another file"
+        raise ValueError(f"data: {place} no longer holds the clicks that {run.folder} was trained on; {remedy}")
+    note = f"{run.folder}: {path} holds other clicks than the training had"
+    known = _trained_targets(run, split, trained)
+    if known is None:
+        return f"{note}; whether its test targets were among these is unknown: the data of the run is not at hand"
+    return f"{note}; {known:,} of its {len(split.test):,} test targets were among these, as clicks of the same user"
+
+
+def _trained_targets(run: Run, split: Split, trained: str) -> int | None:
+    """How many test cases have a (user, target) that the run was trained on; None where its data is not at hand."""
+    try:
+        own = read_split(run.config)
+    except (OSError, ValueError, TypeError):
+        return None
+    if state.fingerprint(own) != trained:
+        return None
+    number = {user: n for n, user in enumerate(own.users)}
+    user = np.array([number.get(split.users[u], -1) for u in split.test.user])
+    row = np.repeat(np.arange(len(own.train)), own.train.lengths)
+    pairs = row * len(own.counts) + own.train.item  # the items are alike: that was checked
+    return int(np.isin(user * len(own.counts) + split.test.target, pairs).sum())
+
+
+def groups_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs that differ by their seed alone, together: the model's name, and where several groups have it, the settings
+    by which they differ.
+    """
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(json.dumps(_settings(run.config), sort_keys=True), []).append(run)
+    names = {}
+    for members in found.values():
+        model = members[0].model.name
+        alike = [_settings(other[0].config) for other in found.values() if other[0].model.name == model]
+        own = _settings(members[0].config)
+        apart = [key for key in own if any(other.get(key) != own[key] for other in alike)]
+        names[" ".join([model, *(f"{key}={own[key]}" for key in apart)])] = members
+    return names
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    flat = {key: value for key, value in config.items() if key not in (*NO_SETTINGS, "config")}
+    return {**config["config"], **flat}
+
+
+def _digest(split: Split) -> str:
+    digest = hashlib.sha256(json.dumps([split.items.ids, split.users]).encode())
+    for array in (split.train.offsets, split.train.item, split.test.user, split.test.history.item, split.test.target):
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _path(place: str) -> str:
+    return str(json.loads(place)["path"])

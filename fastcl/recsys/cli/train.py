@@ -1,0 +1,114 @@
+"""fastcl train: a model on the user's own file, into a run folder, or one for each of several seeds."""
+
+import argparse
+import json
+import shlex
+import sys
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
+
+from fastcl.recsys.cli.common import add_data_options, data_of, split_of, whole_numbers
+from fastcl.recsys.cli.runs import repeats, tell
+from fastcl.recsys.data.source import lasting, read_split
+from fastcl.recsys.evaluation.ranking import SEEN
+from fastcl.recsys.models import MODELS
+from fastcl.recsys.options import parse_settings
+from fastcl.recsys.training import checkpoint, lock, processes
+from fastcl.recsys.training.fit import go_on
+from fastcl.recsys.training.starting import begin, enough_memory, reserve
+from fastcl.recsys.training.state import METRICS, PRECISIONS, Settings
+from fastcl.recsys.training.threads import add_threads
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "train",
+        help="train a model on a file of your own",
+        epilog="Several processes: torchrun --nproc-per-node=2 -m fastcl.recsys train ...; they share out each batch.",
+    )
+    option = parser.add_argument
+    add_data_options(parser)
+    option("--model", choices=list(MODELS), required=True)
+    option("--epochs", type=int, default=20, help="at most (default: %(default)s)")
+    option("--patience", type=int, metavar="N", help="stop after N epochs without a new best (default: never)")
+    option("--metric", choices=METRICS, default="ndcg@10", help="of the best epoch, validation (default: %(default)s)")
+    option("--lr", type=float, help="learning rate of the first step (default: the model's)")
+    option("--seed", default="0", help="or several, 1,2,3: a run each, in RUN/seed-1 and so on (default: %(default)s)")
+    fields = "; ".join(f"{name}: {', '.join(m.Config.__dataclass_fields__)}" for name, m in MODELS.items())
+    option("--set", nargs="+", action="extend", default=[], metavar="key=value", help=f"model settings ({fields})")
+    option("--seen", choices=SEEN, default="mask", help="never recommend items of the history, or keep them (repeats)")
+    option("--precision", choices=PRECISIONS, default="float32", help="of the loss (default: %(default)s)")
+    option("--accumulate", type=int, default=1, metavar="N", help="batches a step (default: %(default)s)")
+    option("--device", choices=["cpu", "cuda"], default="cpu", help="(default: %(default)s)")
+    add_threads(parser)
+    option("--save-every", type=float, default=600.0, metavar="SECONDS", help="within an epoch (default: %(default)g)")
+    option("-o", "--out", required=True, metavar="RUN", help="run folder")
+    option("--force", action="store_true", help="overwrite the run in RUN")
+    option("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(run=run, names={"how": "--split", "split": "--split", "seed": "--split-seed"})
+
+
+def run(args: argparse.Namespace) -> None:
+    model_class = MODELS[args.model]
+    options = parse_settings(model_class.Config, args.set)
+    lr = model_class.Config(**options).lr if args.lr is None else args.lr
+    seeds = whole_numbers("--seed", args.seed, low=0)
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"--seed: expected different seeds, got {args.seed}")
+    names = ("seen", "metric", "patience", "precision", "accumulate", "save_every", "device", "threads")
+    checkpoint.require_safetensors()
+    record: dict[str, Any] = {"data": data_of(args), "split": split_of(args)}
+    out = Path(args.out)
+    folders = [out] if len(seeds) == 1 else [out / f"seed-{seed}" for seed in seeds]
+    with processes.processes(args.device) as device, ExitStack() as stack:
+        with processes.together():
+            settings = [Settings(args.epochs, lr, seed=seed, **{n: getattr(args, n) for n in names}) for seed in seeds]
+            _check_free(out, folders, args.force)
+            split = read_split(record)
+            record["data"] = lasting(record["data"])
+        if "time_cuts" in model_class.Config.__dataclass_fields__ and split.train.time is None:
+            options.setdefault("time_cuts", ())
+        if processes.leads():
+            print(f"{split.data_report}\n{split.report}", file=sys.stderr)
+            tell([note for note in [repeats(split) if args.seen == "mask" else None] if note])
+        record["command"] = shlex.join(sys.argv)
+        # All folders before any training: whatever interrupts it, the whole command can be resumed.
+        # Of several runs, their folder is locked for a moment too, so that nobody makes a run of it.
+        with processes.together(), lock.held(out) if len(seeds) > 1 else nullcontext():
+            _check_free(out, folders, args.force)
+            for folder in folders:
+                reserve(stack, folder, args.force)
+        for folder, plan in zip(folders, settings, strict=True):
+            with processes.together(), enough_memory():
+                model = model_class(split.items, seed=plan.seed, **options).to(device)
+            begin(model, split, plan, folder, args.force, record)
+        for folder in folders:
+            print_result(folder, go_on(folder, split), args.json)
+
+
+def _check_free(out: Path, folders: list[Path], force: bool) -> None:
+    """Before the data is read, and again before anything is written: reading may take long."""
+    if not processes.leads():
+        return
+    if folders != [out] and (out / "config.json").exists():
+        raise FileExistsError(f"{out}: is a run itself; expected a folder for several of them")
+    for folder in folders:
+        checkpoint.check_free(folder, force)
+        if folder.is_dir():
+            with lock.held(folder):
+                pass
+
+
+def print_result(folder: Path, history: list[dict[str, Any]], as_json: bool) -> None:
+    """A finished run on stdout: a line, or one of JSON."""
+    if not processes.leads():
+        return
+    best = [line for line in history if line["best"]][-1]
+    if as_json:
+        print(json.dumps({"run": str(folder), "epochs": len(history), "best": best}))
+    elif METRICS[0] not in best:
+        print(f"{folder}: trained on everything, {len(history)} epochs without validation; the last one counts")
+    else:
+        figures = f"recall@10 {best['recall@10']:.4f}, ndcg@10 {best['ndcg@10']:.4f}"
+        print(f"{folder}: best of {len(history)} epochs is {best['epoch']:.0f}, validation {figures}")

@@ -1,0 +1,267 @@
+"""The containers of recommender data: item table, ragged histories, prediction cases, split. Ids are strings outside
+and 1..I inside, 0 is padding. Nothing here reads files, draws random numbers, pads or drops rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from fastcl.recsys.data.reports import DataReport, SplitReport
+
+PAD = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Feature:
+    """One categorical item feature; an item may have several values, or none.
+
+    values: the names; value `values[k]` is code k+1.
+    codes:  int64 [I+1, W], 0 = no value; row 0 (padding) is all 0.
+    """
+
+    values: tuple[str, ...]
+    codes: np.ndarray
+
+    def __post_init__(self) -> None:
+        codes = np.asarray(self.codes)
+        if codes.ndim != 2 or codes.dtype != np.int64 or len(codes) < 1:
+            raise ValueError(f"codes: expected an int64 array [I+1, W], got {codes.dtype} {list(codes.shape)}")
+        if codes.size and (codes.min() < 0 or codes.max() > len(self.values) or codes[0].any()):
+            span = f"{codes.min()}..{codes.max()}, row 0 {codes[0].tolist()}"
+            raise ValueError(f"codes: expected 0..{len(self.values)} and zeros in row 0, got {span}")
+
+    @property
+    def groups(self) -> bool:
+        """Whether items share values: False where a value has 1.1 items or fewer on average, as of titles or prices."""
+        used = int(np.count_nonzero(self.codes))
+        return used < 2 or used > 1.1 * len(np.unique(self.codes[self.codes > 0]))
+
+    @classmethod
+    def from_labels(cls, labels: Sequence[Sequence[str]]) -> Feature:
+        """Feature from the value names of items 1..I, in order; values are numbered alphabetically.
+
+        >>> Feature.from_labels([["Comedy", "Drama"], [], ["Drama"]]).codes.tolist()
+        [[0, 0], [1, 2], [0, 0], [2, 0]]
+        """
+        values = tuple(sorted({value for row in labels for value in row}))
+        code = {value: k for k, value in enumerate(values, start=1)}
+        codes = np.zeros((len(labels) + 1, max(map(len, labels), default=0)), np.int64)
+        for item, row in enumerate(labels, start=1):
+            codes[item, : len(row)] = [code[value] for value in row]
+        return cls(values, codes)
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """The item table: item i of 1..I has the external id `ids[i-1]`, and maybe a title and features.
+
+    ids: distinct non-empty strings. titles: one a item, "" where unknown. features: name -> Feature of I+1 rows.
+    """
+
+    ids: tuple[str, ...]
+    titles: tuple[str, ...] | None = None
+    features: Mapping[str, Feature] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(set(self.ids)) != len(self.ids) or "" in self.ids:
+            raise ValueError("ids: expected distinct non-empty strings, got a repeated or an empty one")
+        if self.titles is not None and len(self.titles) != len(self.ids):
+            raise ValueError(f"titles: expected one a item ({len(self.ids)}), got {len(self.titles)}")
+        for name, feature in self.features.items():
+            if len(feature.codes) != len(self.ids) + 1:
+                raise ValueError(f"features[{name!r}]: expected {len(self.ids) + 1} rows, got {len(feature.codes)}")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def _number(self) -> dict[str, int]:
+        return {item: number for number, item in enumerate(self.ids, start=1)}
+
+    @cached_property
+    def digest(self) -> str:
+        """The same for two tables whose numbers mean the same ids."""
+        digest = hashlib.sha256()
+        for item in self.ids:
+            name = item.encode("utf-8", "surrogatepass")
+            digest.update(b"%d:%b" % (len(name), name))
+        return digest.hexdigest()
+
+    def encode(self, ids: Iterable[str]) -> np.ndarray:
+        """External ids to numbers, int64; 0 where an id is unknown.
+
+        >>> Items(("x", "y")).encode(["y", "?"]).tolist()
+        [2, 0]
+        """
+        return np.array([self._number.get(item, PAD) for item in ids], np.int64)
+
+    def label(self, item: int) -> str:
+        """The title of item 1..I, or its id where it has none."""
+        if not 1 <= item <= len(self.ids):
+            raise ValueError(f"item: expected 1..{len(self.ids)}, got {item}")
+        return (self.titles[item - 1] if self.titles else "") or self.ids[item - 1]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists and strings for json.dump; `from_json` restores them exactly."""
+        return {
+            "ids": list(self.ids),
+            "titles": None if self.titles is None else list(self.titles),
+            "features": {
+                name: {"values": list(feature.values), "codes": feature.codes.tolist()}
+                for name, feature in self.features.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Items:
+        """The inverse of `to_json`."""
+        features = {
+            name: Feature(tuple(feature["values"]), np.array(feature["codes"], np.int64))
+            for name, feature in data["features"].items()
+        }
+        return cls(tuple(data["ids"]), None if data["titles"] is None else tuple(data["titles"]), features)
+
+
+@dataclass(frozen=True, eq=False)
+class Histories:
+    """Ragged histories, packed: row b is `item[offsets[b]:offsets[b+1]]`, oldest first.
+
+    offsets: int64 [B+1] from 0 to P. item: int64 [P], 1..I. time: int64 or float64 [P], or None. items: the table that
+    the numbers are of, where it is known, as it is in a log and a split: no model then takes them for its own items.
+    """
+
+    offsets: np.ndarray
+    item: np.ndarray
+    time: np.ndarray | None = None
+    items: Items | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        offsets, item = self.offsets, self.item
+        if offsets.dtype != np.int64 or item.dtype != np.int64 or offsets.ndim != 1 or item.ndim != 1:
+            raise ValueError(f"offsets, item: expected int64 vectors, got {offsets.dtype} and {item.dtype}")
+        if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(item) or (np.diff(offsets) < 0).any():
+            raise ValueError(f"offsets: expected to rise from 0 to {len(item)}, got {offsets}")
+        if len(item) and item.min() < 1:
+            raise ValueError(f"item: expected numbers from 1 (0 is padding), got {item.min()}")
+        if self.time is not None and (self.time.shape != item.shape or self.time.dtype not in (np.int64, np.float64)):
+            raise ValueError(f"time: expected int64 or float64 {item.shape}, got {self.time.dtype} {self.time.shape}")
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [B], the number of interactions of each row."""
+        return np.diff(self.offsets)
+
+    def take(self, rows: np.ndarray) -> Histories:
+        """The named rows (integers, in that order, repeats allowed).
+
+        >>> Histories.from_lists([[1, 2], [], [3]]).take(np.array([2, 0])).item.tolist()
+        [3, 1, 2]
+        """
+        rows = np.asarray(rows, np.int64)
+        return self.slice(self.offsets[:-1][rows], self.lengths[rows])
+
+    def last(self, n: int) -> Histories:
+        """The newest n interactions of each row (all where there are fewer)."""
+        if n < 1:
+            raise ValueError(f"n: expected at least 1, got {n}")
+        lengths = np.minimum(self.lengths, n)
+        return self.slice(self.offsets[1:] - lengths, lengths)
+
+    def slice(self, starts: np.ndarray, lengths: np.ndarray) -> Histories:
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        return Histories(offsets, self.item[index], None if self.time is None else self.time[index], self.items)
+
+    @classmethod
+    def from_lists(cls, lists: Sequence[Sequence[int]], times: Sequence[Sequence[float]] | None = None) -> Histories:
+        """Histories from one list of item numbers a row, and maybe as many times each.
+
+        >>> Histories.from_lists([[1, 2], [], [3]]).lengths.tolist()
+        [2, 0, 1]
+        """
+        offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+        item = np.array([item for row in lists for item in row], np.int64)
+        if times is None:
+            return cls(offsets, item)
+        if [len(row) for row in times] != [len(row) for row in lists]:
+            raise ValueError("times: expected as many in each row as items, got other lengths")
+        return cls(offsets, item, number_array([time for row in times for time in row]))
+
+
+@dataclass(frozen=True, eq=False)
+class Cases:
+    """Prediction cases: `target[c]` follows row c of `history`.
+
+    user: int64 [C], index into the users. target: int64 [C], 1..I. counts: int64 [I+1], clicks of each item in train,
+    which a `Split` adds to its cases.
+    """
+
+    user: np.ndarray
+    history: Histories
+    target: np.ndarray
+    counts: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self.user) == len(self.history) == len(self.target):
+            sizes = f"{len(self.user)}, {len(self.history)}, {len(self.target)}"
+            raise ValueError(f"user, history, target: expected equal lengths, got {sizes}")
+        if len(self.target) and self.target.min() < 1:
+            raise ValueError(f"target: expected numbers from 1 (0 is padding), got {self.target.min()}")
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    @property
+    def repeated(self) -> np.ndarray:
+        """bool [C], whether the target is in the case's own history: a sure miss where seen items are masked."""
+        row = np.repeat(np.arange(len(self)), self.history.lengths)
+        again = self.history.item == self.target[row]
+        return np.bincount(row[again], minlength=len(self)) > 0
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Train histories (row u = user u), validation and test cases.
+
+    counts: int64 [I+1], clicks of each item in train; the cases carry them along, as all histories do `items`.
+    report: how it was made and what it leaves out. data_report: what reading found.
+    """
+
+    items: Items
+    users: tuple[str, ...]
+    train: Histories
+    valid: Cases
+    test: Cases
+    counts: np.ndarray
+    report: SplitReport | None = None
+    data_report: DataReport | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "train", replace(self.train, items=self.items))
+        for name in ("valid", "test"):
+            cases = getattr(self, name)
+            history = replace(cases.history, items=self.items)
+            object.__setattr__(self, name, replace(cases, history=history, counts=self.counts))
+
+
+class Scorer(Protocol):
+    """What evaluate and recommend need of a model or a floor."""
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """float32 [B, I+1], higher is better; column 0 (padding) is -inf."""
+        ...
+
+
+def number_array(values: Sequence[float]) -> np.ndarray:
+    """int64 where all values are whole numbers (int), else float64: never float32, which merges Unix seconds."""
+    whole = all(isinstance(value, int | np.integer) for value in values)
+    return np.array(values, np.int64 if whole else np.float64)

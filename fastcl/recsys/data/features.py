@@ -1,0 +1,80 @@
+"""Item features: a table with one row an item, whose cells hold one value or several behind a separator.
+
+Every column but the item's becomes a categorical feature; numbers are values like any other text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastcl.recsys.data.containers import Feature, Items
+from fastcl.recsys.data.reading import columns
+from fastcl.recsys.data.reading.formats import Form, dialect_of
+from fastcl.recsys.data.reading.header import column_of, say
+from fastcl.recsys.data.reading.textfiles import read_columns
+
+Cell = str | list[str]  # of a feature; a list holds several values
+
+
+def join(
+    items: Items,
+    source: Any,
+    *,
+    item: str,
+    columns_of: Sequence[str] | None,
+    separator: str,
+    title: str | None,
+    form: Form,
+    prefix: str,
+) -> tuple[Items, int]:
+    """The items with the titles and features of `source`, and how many of its items the log does not have.
+
+    source: a table file or table in memory with a column `item`. columns_of: the features; None: every other column.
+    form: how a file is written; prefix: of the options that say so, in messages. Items without a row have no values.
+    Raises ValueError where an item has two rows.
+    """  # fmt: skip
+    table, where = _table(source, item, form, prefix)
+    ids = [str(cell) for cell in table[list(table)[column_of(where, list(table), "item_features", item, prefix)]]]
+    row = dict(zip(ids, range(len(ids)), strict=True))
+    if len(row) < len(ids):
+        twice = next(name for k, name in enumerate(ids) if row[name] != k)
+        raise ValueError(f"{where}: expected one row an item, got several of {twice!r}")
+    names = [name for name in table if name not in (item, title)] if columns_of is None else list(columns_of)
+    for name in (*names, *([title] if title else [])):
+        column_of(where, list(table), "item_features", name, prefix)
+    at = [row.get(name) for name in items.ids]
+
+    def cells(name: str) -> list[Cell]:
+        return ["" if k is None else table[name][k] for k in at]
+
+    made = {
+        name: Feature.from_labels([_values(cell, separator, form.missing_words) for cell in cells(name)])
+        for name in names
+    }
+    titles = tuple(map(str, cells(title))) if title else items.titles
+    return Items(items.ids, titles, {**items.features, **made}), len(row.keys() - set(items.ids))
+
+
+def _values(cell: Cell, separator: str, missing: frozenset[str]) -> list[str]:
+    values = cell if isinstance(cell, list) else cell.split(separator) if separator else [cell]
+    return list(dict.fromkeys(value for value in map(str.strip, values) if value and value not in missing))
+
+
+def _table(source: Any, item: str, form: Form, prefix: str) -> tuple[Mapping[str, Sequence[Cell]], str]:
+    if isinstance(source, str | Path):
+        path = Path(source)
+        if dialect_of(path, form, prefix).delimiter is None:
+            hint = f"name its format, such as {say(prefix + 'format', 'csv')}"
+            raise ValueError(f"item_features: expected a table, got {source} (a sequence file): {hint}")
+        return read_columns(path, form, prefix), str(path)
+    source = columns.collected(source)
+    names = [str(name) for name in columns.names(source)]
+    found: dict[str, Sequence[Cell]] = {}
+    for name in names:
+        column = columns.column(source, "item_features", name)
+        found[name] = columns.ids(column, "item_features") if name == item else list(map(columns.cell_of, column))
+    if not names or len({len(column) for column in found.values()}) > 1:
+        raise ValueError("item_features: expected a table file or columns of one length")
+    return found, "item_features"

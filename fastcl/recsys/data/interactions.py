@@ -1,0 +1,249 @@
+"""The log of interactions: from any source through reading.py to histories in time order, and through splits.py to
+train, validation and test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fastcl.recsys.data import features, splits
+from fastcl.recsys.data.containers import Histories, Items, Split
+from fastcl.recsys.data.reading.collector import Log
+from fastcl.recsys.data.reading.formats import Form, Options, refuse_unused
+from fastcl.recsys.data.reading.sources import Source, read_log
+from fastcl.recsys.data.reports import DataReport, describe
+
+# What says how item features are read, with the defaults.
+OF_ITEMS: dict[str, Any] = {
+    "feature_columns": None, "separator": "|", "title": None, "item_format": None, "item_delimiter": None,
+    "item_columns": None, "item_encoding": None,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Interactions:
+    """A log of interactions: row u of `log` is user u (`users[u]`), in time order, ties in the order of the source.
+
+    report: what reading found (None where the log was made by hand).
+    """
+
+    items: Items
+    users: tuple[str, ...]
+    log: Histories
+    report: DataReport | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "log", replace(self.log, items=self.items))
+
+    @classmethod
+    def read(
+        cls,
+        source: Source,
+        *,
+        user: str = "user",
+        item: str = "item",
+        time: str | None = "time",
+        format: str | None = None,
+        delimiter: str | None = None,
+        columns: Sequence[str] | None = None,
+        encoding: str = "utf-8",
+        quote: str = '"',
+        time_format: str | None = None,
+        missing: Sequence[str] | None = None,
+        on_error: str = "raise",
+        repeats: str = "keep",
+        item_features: Source | None = None,
+        feature_columns: Sequence[str] | None = None,
+        separator: str = "|",
+        title: str | None = None,
+        item_format: str | None = None,
+        item_delimiter: str | None = None,
+        item_columns: Sequence[str] | None = None,
+        item_encoding: str | None = None,
+    ) -> Interactions:
+        """Reads a log; users and items are numbered in order of first appearance.
+
+        Args:
+            source: a table file (.csv, .tsv, RecBole's .inter) or sequence file (.txt: `user item item ...`, oldest
+                first), plain or compressed (gzip, xz, bzip2; zstd from Python 3.14 on), or a pipe; or a data frame
+                (pandas, polars, pyarrow), or a mapping of column names to columns.
+            user, item, time: column names; time None or "" takes the order of the rows as the order in time. For an
+                .inter file the defaults are user_id, item_id and timestamp, without their types.
+            format: "csv", "tsv", "semicolon" (;), "inter" or "sequence"; None goes by the file's name. A .txt file
+                that looks like a table is refused until its format is named.
+            delimiter: what stands between the fields of a table, of one or more characters ("::", "|"); " " is any run
+                of spaces and tabs. None goes by the format; Excel's first line `sep=;` is followed.
+            columns: the column names by position for a table without a line of them, "_" for one to skip.
+            encoding: of text files; a byte order mark is skipped.
+            quote: the character around fields that hold separators or line ends; "" takes quotes as plain text. Inside
+                an unquoted field a quote is a character like any other. Fields of an .inter file, and those between
+                spaces or a delimiter of several characters, have no quoting.
+            time_format: of strptime ("%d.%m.%Y %H:%M"), for dates that are not ISO.
+            missing: words that stand for no value as an id or a feature; None: NA, N/A, null, None, nan, \\N, - and the
+                like (`fastcl.recsys.data.reading.times.MISSING_WORDS`), () none of them.
+            on_error: "raise" refuses the first bad row, "skip" drops bad rows and counts them in `report`. Bad are: a
+                wrong number of fields, an id that is empty or such a word, a time that is missing, not finite or
+                unreadable, undecodable bytes, a quote that is not closed, an id that is neither text nor a whole
+                number, a float of 2**53 or more as an id.
+            repeats: "keep" all rows, or only the "first" of each user and item.
+            item_features: a table with one row an item (the column `item`), of which every column, or each of
+                feature_columns, becomes a categorical feature; cells may hold several values behind `separator`.
+            title: the column of item_features with titles.
+            item_format, item_delimiter, item_columns, item_encoding: how item_features is written, where it differs
+                from what its name tells; the encoding is else that of the log.
+
+        Ids are text and stay text, spaces around them included: "01" and "1" are two items, 1 and 1.0 in a data frame
+        are "1". Times are numbers in any unit, kept as they are (int64 where all are whole, else float64), or dates,
+        which become Unix seconds (UTC where no zone is given) to the microsecond; digits below it decide the order and
+        are counted. Equal times keep the order of the source.
+
+        Raises ValueError: a bad option (before anything is read), an option that would mean nothing, a missing column,
+        an empty source, or a bad row, as "FILE:LINE: what"; TypeError: an option or a source of a wrong type.
+
+        >>> data = Interactions.read({"user": ["a", "a", "b"], "item": [7, 9, 7], "time": [20, 10, 5]})
+        >>> data.users, data.items.ids, data.log.item.tolist()
+        (('a', 'b'), ('7', '9'), [2, 1, 1])
+        """
+        options = Options(
+            format, delimiter, columns, encoding, quote, missing, user, item, time, time_format, on_error, repeats
+        )
+        given = (feature_columns, separator, title, item_format, item_delimiter, item_columns, item_encoding)
+        of_items = dict(zip(OF_ITEMS, given, strict=True))
+        featured = _featured(options, item_features, of_items)
+        data, _ = _ordered(read_log([source], options), repeats)
+        return featured(data)
+
+    def with_features(
+        self,
+        source: Source,
+        *,
+        item: str = "item",
+        feature_columns: Sequence[str] | None = None,
+        separator: str = "|",
+        title: str | None = None,
+        format: str | None = None,
+        delimiter: str | None = None,
+        columns: Sequence[str] | None = None,
+        encoding: str = "utf-8",
+        quote: str = '"',
+        missing: Sequence[str] | None = None,
+    ) -> Interactions:
+        """The same log, its items with the features of a table that has one row an item; options as in `read`.
+
+        >>> data = Interactions.read({"user": ["u", "u"], "item": ["x", "y"]}, time=None)
+        >>> data = data.with_features({"item": ["y", "x"], "tags": ["new|red", ""]})
+        >>> data.items.features["tags"].codes.tolist()
+        [[0, 0], [0, 0], [1, 2]]
+        """
+        form = Form(format, delimiter, columns, encoding, quote, missing)
+        return self._with_features(source, form, "", item, feature_columns, separator, title)
+
+    def _with_features(
+        self, source: Source, form: Form, prefix: str, item: str, columns: Sequence[str] | None, separator: str,
+        title: str | None,
+    ) -> Interactions:  # fmt: skip
+        items, unused = features.join(
+            self.items, source, item=item, columns_of=columns, separator=separator, title=title, form=form,
+            prefix=prefix,
+        )  # fmt: skip
+        found = {name: int((feature.codes[1:] > 0).any(1).sum()) for name, feature in items.features.items()}
+        report = self.report
+        if report is not None:
+            ungrouped = {name: len(feature.values) for name, feature in items.features.items() if not feature.groups}
+            report = replace(report, features=found, ungrouped=ungrouped, feature_rows_unused=unused)
+        return replace(self, items=items, report=report)
+
+    def split(
+        self, how: str = "last-one", at: str | float | None = None, *, ties: str = "input", seed: int = 0
+    ) -> Split:
+        """Parts the log into train histories, validation and test cases; `Split.report` counts what came of it.
+
+        how: "last-one" (leave-one-out): a user's last interaction is the test target, with all before it as history;
+                the one before it is the validation target, with all before that as history; train is the rest. Users
+                with fewer than 3 interactions only train. Train then holds interactions of other users that are later
+                than a test target, which no real recommender has: a LeakageWarning says for how many.
+            "time" (global cut): interactions before `at` train, those at or after it test. Every user with both has one
+                test case: the first interaction at or after `at`, with all before `at` as history. The validation
+                target is a user's last interaction before `at` (taken from train) where there are at least 2. Later
+                rows of the test period and users who come new in it are no cases, but counted; targets that train
+                never shows stay in, and are counted.
+            "none": every row trains, for the last training before serving. No case validates or tests: `fit` keeps the
+                last epoch, and nothing can be evaluated.
+        at: of "time": a number in the unit of the times, or an ISO date where the times are s, ms, us or ns since 1970.
+        ties: rows of a user at equal times in "input" order, or in "random" order drawn with `seed`: with many ties the
+            order of a file (by item id, say) is a pattern that a model learns and reality lacks.
+
+        Raises ValueError for other options, or where no user can be tested or validated on.
+
+        >>> data = Interactions.read({"user": list("aaabbb"), "item": list("xyzxyz"), "time": [1, 2, 9, 1, 2, 3]})
+        >>> split = data.split("time", at=9)
+        >>> [data.users[u] for u in split.test.user], split.test.history.item.tolist(), split.test.target.tolist()
+        (['a'], [1, 2], [3])
+        >>> split.train.item.tolist()
+        [1, 1, 2]
+        """
+        made = splits.split(self.items, self.users, self.log, how, at, ties, seed)
+        return replace(made, data_report=self.report)
+
+    @classmethod
+    def presplit(
+        cls, train: Source, valid: Source, test: Source, *, item_features: Source | None = None, **options: Any
+    ) -> Split:
+        """The split that files (or tables) of your own make; options as in `read` (and for item_features as in
+        `with_features`).
+
+        A user's validation target is the first row in `valid`, with the rows of `train` as history; the test target is
+        the first row in `test`, with those of `train` and `valid` as history. Further rows, and users without a
+        history, are no cases, but counted in `Split.report`. The item table holds the items of all three.
+
+        >>> split = Interactions.presplit("train.csv", "valid.csv", "test.csv", user="uid")  # doctest: +SKIP
+        """
+        of_items = {name: options.pop(name, default) for name, default in OF_ITEMS.items()}
+        checked = Options(**options)
+        featured = _featured(checked, item_features, of_items)
+        data, part = _ordered(read_log([train, valid, test], checked), checked.repeats)
+        data = featured(data)
+        made = splits.from_parts(data.items, data.users, data.log, part, how="files", at=None, ties="input", seed=0)
+        return replace(made, data_report=data.report)
+
+
+def _featured(
+    options: Options, source: Source | None, of_items: Mapping[str, Any]
+) -> Callable[[Interactions], Interactions]:
+    """What gives a log its item features; the options of_items, which say how, are checked at once."""
+    if source is None:
+        given = {name: (of_items[name], default) for name, default in OF_ITEMS.items()}
+        refuse_unused(given, "expected item_features (--item-features) with it")
+        return lambda data: data
+    feature_columns, separator, title, format, delimiter, columns, encoding = of_items.values()
+    form = Form(format, delimiter, columns, encoding or options.encoding, options.quote, options.missing)
+    item = options.item
+    return lambda data: data._with_features(source, form, "item_", item, feature_columns, separator, title)
+
+
+def _ordered(log: Log, repeats: str) -> tuple[Interactions, np.ndarray]:
+    """The log by user, part and time, all else in the order of the source; and the part of every row."""
+    order = np.argsort(log.user, kind="stable")
+    unsorted = 0
+    if log.time is not None:
+        below = np.zeros(len(log.time), np.int16) if log.below is None else log.below
+        user, time, part = log.user[order], log.time[order], log.part[order]
+        later = (time[1:] < time[:-1]) | ((time[1:] == time[:-1]) & (below[order][1:] < below[order][:-1]))
+        unsorted = int(((user[1:] == user[:-1]) & (part[1:] == part[:-1]) & later).sum())
+        if unsorted:
+            order = np.lexsort((*([] if log.below is None else [below]), log.time, log.part, log.user))
+    users, items = log.users, log.items
+    if repeats == "first":
+        pair = log.user[order] * len(items) + log.item[order]
+        first = np.sort(np.unique(pair, return_index=True)[1])
+        if len(first) < len(order):
+            log.tally.dropped["repeated item of a user"] = len(order) - len(first)
+        order = order[first]
+    counts = np.bincount(log.user[order], minlength=len(users))
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    histories = Histories(offsets, log.item[order] + 1, None if log.time is None else log.time[order])
+    report = describe(log.tally, histories, users, items, unsorted, log.look_missing)
+    return Interactions(Items(items), users, histories, report), log.part[order]

@@ -1,0 +1,146 @@
+"""What every reader of interactions shares: the collector that numbers ids and gathers rows.
+
+A bad row is refused by name, or dropped and counted where that was asked for; nothing here parses, guesses or repairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import NamedTuple
+
+import numpy as np
+
+from fastcl.recsys.data.reading.formats import Options
+from fastcl.recsys.data.reading.times import MISSING_WORDS, Clock
+from fastcl.recsys.data.reports import Tally
+
+
+class Fault(NamedTuple):
+    """Why a row is refused: its place (a line, or a row of a table), a reason to count by and the whole story."""
+
+    place: int
+    reason: str
+    message: str
+
+
+@dataclass
+class Log:
+    """Rows of a source in its order, by number: users and items in order of first appearance, from 0."""
+
+    users: tuple[str, ...]
+    items: tuple[str, ...]
+    user: np.ndarray  # int64 [P]
+    item: np.ndarray  # int64 [P]
+    time: np.ndarray | None  # int64 or float64 [P]
+    below: np.ndarray | None  # int16 [P], nanoseconds behind the microseconds of `time`, which order equal times
+    part: np.ndarray  # int8 [P], the number of the source that the row came from
+    tally: Tally
+    look_missing: int
+
+
+@dataclass
+class Collector:
+    """Takes rows piece by piece, refuses or drops the bad ones, and numbers the ids of the others."""
+
+    timed: bool
+    options: Options
+    tally: Tally = field(default_factory=Tally)
+    part: int = 0
+
+    def __post_init__(self) -> None:
+        self._clock = Clock(self.options.time_format)
+        self._words = self.options.missing_words
+        self._where: Callable[[int], str] = str
+        self._numbers: tuple[dict[str, int], dict[str, int]] = ({}, {})
+        self._columns: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+        self._times: list[np.ndarray] = []
+        self._below: list[np.ndarray] = []
+        self._parts: list[np.ndarray] = []
+        self._missing: tuple[set[int], set[int]] = (set(), set())
+
+    def start(self, source: str, format: str, encoding: str, where: Callable[[int], str]) -> None:
+        """The next source; `where` names a place in it."""
+        tally = self.tally
+        tally.source = f"{tally.source}, {source}" if tally.source else source
+        tally.format, tally.encoding, self._where = format, encoding, where
+
+    def add(
+        self,
+        places: Sequence[int],
+        users: list[str],
+        items: list[str],
+        times: list[str] | np.ndarray | None,
+        faults: Sequence[Fault] = (),
+    ) -> None:
+        """One piece: rows in order with the place of each, and the faults of what never became a row."""
+        values, below, bad = (None, None, {}) if times is None else self._clock.read(times)
+        self.tally.rows_read += len(users) + len(faults)
+        fresh = [set(names).difference(known) for names, known in zip((users, items), self._numbers, strict=True)]
+        for what, names, new in zip(("user", "item"), (users, items), fresh, strict=True):
+            none = {name: _no_id(what, name) for name in new if not name.strip() or name.strip() in self._words}
+            if none:
+                bad |= {k: none[name] for k, name in enumerate(names) if name in none}
+        for place, reason, message in sorted([*faults, *(Fault(places[k], *fault) for k, fault in bad.items())]):
+            text = f"{self._where(place)}: {message}"
+            if self.options.on_error == "raise":
+                raise ValueError(text)
+            self.tally.drop(reason, text)
+        if bad:
+            keep = np.ones(len(users), bool)
+            keep[list(bad)] = False
+            users, items = list(compress(users, keep)), list(compress(items, keep))
+            values = None if values is None else values[keep]
+            below = None if below is None else below[keep]
+        for names, number, new, column, missing in zip(
+            (users, items), self._numbers, fresh, self._columns, self._missing, strict=True
+        ):
+            for name in dict.fromkeys(names) if new else ():
+                if name in new:
+                    if name.strip() in MISSING_WORDS:
+                        missing.add(len(number))
+                    number[name] = len(number)
+            column.append(np.fromiter(map(number.__getitem__, names), np.int64, len(names)))
+        if values is not None:
+            self._times.append(values)
+            self._below.append(np.zeros(len(values), np.int16) if below is None else below)
+        self._parts.append(np.full(len(users), self.part, np.int8))
+
+    def finish(self) -> Log:
+        """Everything gathered. Raises ValueError where no row is left."""
+        user, item = (np.concatenate(column) if column else np.zeros(0, np.int64) for column in self._columns)
+        if not len(user):
+            raise ValueError(f"{self.tally.source}: no interactions in it" + self._because())
+        time = self._clock.join(self._times) if self.timed else None
+        below = np.concatenate(self._below) if self.timed else np.zeros(0, np.int16)
+        self.tally.rounded_times = self._clock.rounded + int(np.count_nonzero(below))
+        looks = [np.isin(codes, list(missing)) for codes, missing in zip((user, item), self._missing, strict=True)]
+        users, items = (tuple(number) for number in self._numbers)
+        part = np.concatenate(self._parts)
+        looking = int((looks[0] | looks[1]).sum())
+        return Log(users, items, user, item, time, below if below.any() else None, part, self.tally, looking)
+
+    def _because(self) -> str:
+        """The reasons by number, and an example of the most frequent one: it is the one to mend first."""
+        dropped = sorted(self.tally.dropped.items(), key=lambda each: -each[1])
+        if not dropped:
+            return ""
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in dropped)
+        all_of = f", all {self.tally.rows_read:,} rows are bad: {counts}"
+        return f"{all_of} ({self.tally.firsts[dropped[0][0]]})"
+
+
+def _no_id(what: str, name: str) -> tuple[str, str]:
+    if not name.strip():
+        return f"missing {what} id", f"empty {what} id"
+    word = name.strip()
+    fault = f"{what} id {word!r} stands for a missing value; missing=() (--missing \"\") where it is an id"
+    return f"missing {what} id ({word})", fault
+
+
+class Reader(NamedTuple):
+    """A source whose options are checked and of which nothing is read yet."""
+
+    timed: bool
+    read: Callable[[Collector], None]

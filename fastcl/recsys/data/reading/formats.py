@@ -1,0 +1,172 @@
+"""How files are written: the options that say so, and what the name of a file tells where they are silent.
+
+One table of formats serves the log and the item features. Nothing here opens a file, except to say in a refusal what
+the file looks like.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fastcl.recsys.data.reading.guess import looks_like
+from fastcl.recsys.data.reading.header import say
+from fastcl.recsys.data.reading.times import MISSING_WORDS, check_format
+from fastcl.recsys.options import one_of
+
+ON_ERROR = ("raise", "skip")
+REPEATS = ("keep", "first")
+SPACES = " "  # this delimiter is any run of spaces and tabs
+PACKED = (".gz", ".xz", ".bz2", ".zst")
+_SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".inter": "inter", ".item": "inter", ".txt": "sequence"}
+_JSON = "a line of JSON a row is not read: pass it as a data frame (pandas.read_json(FILE, lines=True)), or convert it"
+_FRAME = "is not read: pass it as a data frame (pandas, polars or pyarrow read it), or convert it"
+_OTHERS = {
+    **dict.fromkeys((".json", ".jsonl", ".ndjson"), _JSON),
+    **dict.fromkeys((".parquet", ".pq", ".feather", ".arrow", ".orc"), f"a file of Apache's columns {_FRAME}"),
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), f"a spreadsheet {_FRAME}"),
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".rar", ".tbz"), "an archive is not read: unpack it"),
+    **dict.fromkeys((".pkl", ".pickle", ".npz", ".npy", ".h5", ".mat"), f"a file of Python's objects {_FRAME}"),
+}
+
+
+class Format(NamedTuple):
+    """delimiter: between fields; None: lines of `user item item ...`. typed: the header is `name:type`."""
+
+    delimiter: str | None
+    quoted: bool = True
+    typed: bool = False
+
+
+FORMATS = {
+    "csv": Format(","),
+    "tsv": Format("\t"),
+    "semicolon": Format(";"),
+    "inter": Format("\t", quoted=False, typed=True),
+    "sequence": Format(None, quoted=False),
+}
+
+
+class Dialect(NamedTuple):
+    """How one file is read: a format with its options. quote: "" where quotes are characters like any other."""
+
+    name: str
+    delimiter: str | None
+    quote: str
+    typed: bool
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a file is written, checked; what each option means is in `Interactions.read`."""
+
+    format: str | None = None
+    delimiter: str | None = None
+    columns: Sequence[str] | None = None
+    encoding: str = "utf-8"
+    quote: str = '"'
+    missing: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.format is not None and self.format not in FORMATS:
+            raise ValueError(f"format: expected one of {', '.join(map(repr, FORMATS))}, got {self.format!r}")
+        if self.delimiter is not None:
+            if not isinstance(self.delimiter, str):
+                raise TypeError(f"delimiter: expected a text such as ';' or '::', got {self.delimiter!r}")
+            if not self.delimiter or set(self.delimiter) & set("\n\r\"'"):
+                raise ValueError(f"delimiter: expected a text such as ';' or '::', got {self.delimiter!r}")
+        for option, words in (("columns", self.columns), ("missing", self.missing)):
+            if words is not None and (isinstance(words, str) or not all(isinstance(word, str) for word in words)):
+                raise TypeError(f"{option}: expected a sequence of texts, got {words!r}")
+        try:
+            io.TextIOWrapper(io.BytesIO(), encoding=self.encoding)
+        except LookupError:
+            raise ValueError(
+                f"encoding: expected a text encoding such as utf-8 or latin-1, got {self.encoding!r}"
+            ) from None
+        if self.quote not in ("", '"', "'"):
+            raise ValueError(f"quote: expected a quote character or '' for none, got {self.quote!r}")
+
+    @property
+    def missing_words(self) -> frozenset[str]:
+        return frozenset(MISSING_WORDS if self.missing is None else self.missing)
+
+
+@dataclass(frozen=True)
+class Options(Form):
+    """The reading options of `Interactions.read`, checked."""
+
+    user: str = "user"
+    item: str = "item"
+    time: str | None = "time"
+    time_format: str | None = None
+    on_error: str = "raise"
+    repeats: str = "keep"
+
+    def __post_init__(self) -> None:
+        named = [self.user, self.item, *([self.time] if self.time else [])]
+        for option, name in zip(("user", "item", "time"), named, strict=False):
+            if not isinstance(name, str):
+                raise TypeError(f"{option}: expected a column name, got {name!r}")
+        if "" in named or len(set(named)) < len(named):
+            raise ValueError(f"user, item, time: expected different column names, got {', '.join(map(repr, named))}")
+        super().__post_init__()
+        if self.time_format is not None:
+            check_format(self.time_format)
+            if not self.time:
+                raise ValueError(f"time_format: expected a time column with it, got {self.time_format!r} and none")
+        one_of(ON_ERROR, "on_error", self.on_error)
+        one_of(REPEATS, "repeats", self.repeats)
+
+
+def dialect_of(path: Path, form: Form, prefix: str = "") -> Dialect:
+    """How the file is read, by the options and then by its name; ValueError where they contradict or do not tell.
+
+    prefix: of the options' names in messages, "item_" for the item features beside a log.
+    """
+    name = form.format or _by_name(path, form, prefix)
+    delimiter, quoted, typed = FORMATS[name]
+    if form.delimiter is not None:
+        if name in ("sequence", "tsv", "semicolon") and delimiter != form.delimiter:
+            raise ValueError(f"{prefix}delimiter: expected none beside format {name!r}, got {form.delimiter!r}")
+        delimiter, name = form.delimiter, f"fields between {form.delimiter!r}"
+    if delimiter is None and form.columns is not None:
+        raise ValueError(f"{prefix}columns: a sequence file has no columns to name, got {list(form.columns)} ({path})")
+    quoted = quoted and delimiter != SPACES and delimiter is not None and len(delimiter) == 1
+    if not quoted and form.quote == "'" and not prefix:
+        raise ValueError(f"quote: fields of this form ({name}) are never quoted, got {form.quote!r}")
+    return Dialect(name, delimiter, form.quote if quoted else "", typed)
+
+
+def _by_name(path: Path, form: Form, prefix: str) -> str:
+    if form.delimiter is not None:
+        return "csv"  # or what `delimiter` makes of it
+    suffix, found = _suffix(path), named_format(path)
+    if suffix in _OTHERS:
+        raise ValueError(f"{prefix}format: {path}: {_OTHERS[suffix]}")
+    if found is None or (found == "sequence" and form.columns is not None):
+        known = ", ".join(_SUFFIXES)
+        reason = "may hold sequences" if found else f"ends in none of {known} (nor in these with {' or '.join(PACKED)})"
+        choice = f"name the format, {say(prefix + 'format', 'csv')}, or the delimiter, {say(prefix + 'delimiter', ';')}"
+        raise ValueError(f"{prefix}format: {path} {reason}: {looks_like(path, form.encoding, prefix) or choice}")
+    return found
+
+
+def _suffix(path: Path) -> str:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return next((suffix for suffix in reversed(suffixes) if suffix not in PACKED), "")
+
+
+def named_format(path: Path) -> str | None:
+    """The format that the name of a file tells, if any."""
+    return _SUFFIXES.get(_suffix(path))
+
+
+def refuse_unused(given: dict[str, tuple[Any, Any]], reason: str) -> None:
+    """given: option -> (its value, its default); ValueError for one that is set and would mean nothing."""
+    for option, (value, default) in given.items():
+        if value != default:
+            raise ValueError(f"{option}: {reason}, got {value!r}")

@@ -1,0 +1,257 @@
+"""What a reader says about the data it read, and a split about what it held out: counts, not judgements.
+
+Nothing here reads or changes data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastcl.recsys.data.reading import times
+
+if TYPE_CHECKING:
+    from fastcl.recsys.data.containers import Histories
+
+EXAMPLES = 5  # faults that are quoted in full; the others are counted only
+
+
+@dataclass
+class Tally:
+    """What the parsers note while they read."""
+
+    source: str = ""
+    format: str = ""
+    encoding: str = ""
+    rows_read: int = 0  # rows of data found, good or bad; blank lines and the header do not count
+    blank_lines: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)  # reason -> rows
+    # The first few and the first of each reason, as "FILE:LINE: what", and that of each reason by itself.
+    faults: list[str] = field(default_factory=list)
+    firsts: dict[str, str] = field(default_factory=dict)
+    rounded_times: int = 0  # times of more digits than are kept
+    cut_short: bool = False  # no line end behind the last line: whole, or cut in the middle of it
+
+    def drop(self, reason: str, fault: str) -> None:
+        if reason not in self.dropped or len(self.faults) < EXAMPLES:
+            self.faults.append(fault)
+        self.firsts.setdefault(reason, fault)
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What `Interactions.read` found.
+
+    source, format, encoding: where and how it was read. rows_read: rows of data, good or bad. rows: interactions kept.
+    dropped: reason -> rows left out. faults: the first few bad rows, and the first of each reason, in full.
+    blank_lines: lines without anything.
+    cut_short: the last line has no line end (perhaps the file was cut).
+    ties: rows at the same time as the row before them in their user's history. tied_ends: users whose last row is tied
+        with the one before, so that ties="input" or "random" decides which one is the test target.
+    repeats: rows whose user had the item before. duplicates: those of them that repeat the time too.
+    short_users: users with fewer than 3 rows (they only train in "last-one"). longest, median_length: rows a user.
+        longest_user: who has the most.
+    unsorted: rows that stand in the source behind a later row of their user.
+    look_missing: rows whose user or item is a word for a missing value (NA, null, ...), kept as an id because
+        `missing` says so. spaced_ids: distinct ids that begin or end with a space.
+    rounded_times: times with digits that are not kept (below the microsecond of a date, whole numbers beyond 2**53
+        beside fractions). odd_times: those before 1980 or from 2100 on in the guessed unit: placeholders, or times of
+        another unit are.
+    time_type: "int64", "float64" or None. time_unit: "s", "ms", "us", "ns" (a guess by size) or None. first, last:
+        the earliest and the latest time.
+    features: name -> items of the log that have a value. ungrouped: name -> values of the features that hardly any two
+    items share (titles, prices), so that they say little more than the items' ids. feature_rows_unused: items of the
+    file that the log lacks.
+    """
+
+    source: str
+    format: str
+    encoding: str
+    rows_read: int
+    rows: int
+    users: int
+    items: int
+    dropped: Mapping[str, int]
+    faults: tuple[str, ...]
+    blank_lines: int
+    cut_short: bool
+    ties: int
+    tied_ends: int
+    duplicates: int
+    repeats: int
+    short_users: int
+    longest: int
+    longest_user: str
+    median_length: float
+    unsorted: int
+    look_missing: int
+    spaced_ids: int
+    rounded_times: int
+    odd_times: int
+    time_type: str | None
+    time_unit: str | None
+    first: float | None
+    last: float | None
+    features: Mapping[str, int]
+    ungrouped: Mapping[str, int]
+    feature_rows_unused: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers, strings, lists and dicts for json.dump."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """A readable text, one fact a line.
+
+        >>> from fastcl.recsys import bundled
+        >>> print(str(bundled("purchases").report).splitlines()[1])
+        152,543 rows, 2,345 users, 1,220 items
+        """
+        lines = [
+            f"{self.source} ({self.format}, {self.encoding})",
+            f"{self.rows:,} rows, {self.users:,} users, {self.items:,} items",
+            f"rows a user: median {self.median_length:g}, longest {self.longest:,}",
+            self._time_line(),
+        ]
+        facts = (
+            (self.short_users, "users have fewer than 3 rows: they train and are not evaluated"),
+            (self.ties, "rows share their time with the row before them in their user's history"),
+            (self.tied_ends, "users end in such a tie: the order of the rows decides their test target"),
+            (self.repeats, "rows repeat an item of their user"),
+            (self.duplicates, "of the repeats have the same time too"),
+            (self.odd_times, "times are not between 1980 and 2100: placeholders, or of another unit"),
+            (self.rounded_times, "times have more digits than are kept (those of dates still decide the order)"),
+            (self.unsorted, "rows stood behind a later row of their user (sorted now)"),
+            (self.look_missing, "rows have a user or item that is a word for a missing value (kept as asked)"),
+            (self.spaced_ids, "ids begin or end with a space (kept: text is text)"),
+            (self.blank_lines, "blank lines"),
+            (self.feature_rows_unused, "items of the feature file are not in the log"),
+        )
+        lines += [f"{count:,} {what}" for count, what in facts if count]
+        for name, count in self.features.items():
+            lines.append(f"feature {name}: {count:,} of {self.items:,} items have it")
+            if name in self.ungrouped:
+                lines.append(
+                    f"  its {self.ungrouped[name]:,} values group no items: if it is their title, --title {name}; to "
+                    f"leave it out, --feature-columns with the others (title, feature_columns in Python)"
+                )
+        if self.users > 2 and 2 * self.longest > self.rows:
+            share = f"{self.longest:,} of {self.rows:,} rows"
+            lines.append(f"user {self.longest_user!r} has {share}: a word for a missing value?")
+        if self.cut_short:
+            lines.append("the last line has no line end: is the file whole?")
+        lines += [f"dropped {count:,} of {self.rows_read:,}: {reason}" for reason, count in self.dropped.items()]
+        lines += [f"  {fault}" for fault in self.faults]
+        return "\n".join(lines)
+
+    def _time_line(self) -> str:
+        if self.first is None or self.last is None:
+            return "no times: the order of the rows is the order in time"
+        if self.time_unit is None:
+            return f"times {self.first} to {self.last} ({self.time_type}, of no unit that fits a date)"
+        first, last = (times.iso(time, self.time_unit) for time in (self.first, self.last))
+        return f"times {first} to {last} UTC ({self.time_type}, looks like {self.time_unit})"
+
+
+def describe(
+    tally: Tally, log: Histories, users: tuple[str, ...], items: tuple[str, ...], unsorted: int, look_missing: int
+) -> DataReport:
+    """The report of a log in time order; what item features add comes in later, by `dataclasses.replace`."""
+    lengths, times_ = log.lengths, log.time
+    row = np.repeat(np.arange(len(log)), lengths)
+    same_user = row[1:] == row[:-1]
+    tied = np.zeros(len(row), bool)
+    if times_ is not None:
+        tied[1:] = same_user & (times_[1:] == times_[:-1])
+    pair = row * (len(items) + 1) + log.item
+    order = np.argsort(pair, kind="stable")  # stable: within a pair the rows stay in time order
+    again = pair[order[1:]] == pair[order[:-1]]
+    twice = again & (times_[order[1:]] == times_[order[:-1]]) if times_ is not None else np.zeros(0, bool)
+    unit = None if times_ is None else times.unit_of(times_)
+    return DataReport(
+        source=tally.source,
+        format=tally.format,
+        encoding=tally.encoding,
+        rows_read=tally.rows_read,
+        rows=len(row),
+        users=len(users),
+        items=len(items),
+        dropped=dict(tally.dropped),
+        faults=tuple(tally.faults),
+        blank_lines=tally.blank_lines,
+        cut_short=tally.cut_short,
+        ties=int(tied.sum()),
+        tied_ends=int(tied[log.offsets[1:] - 1].sum()),
+        duplicates=int(twice.sum()),
+        repeats=int(again.sum()),
+        short_users=int((lengths < 3).sum()),
+        longest=int(lengths.max()),
+        longest_user=users[int(lengths.argmax())],
+        median_length=float(np.median(lengths)),
+        unsorted=unsorted,
+        look_missing=look_missing,
+        spaced_ids=sum(name != name.strip() for names in (users, items) for name in names),
+        rounded_times=tally.rounded_times,
+        odd_times=0 if times_ is None or unit is None else times.outside(times_, unit),
+        time_type=None if times_ is None else str(times_.dtype),
+        time_unit=unit,
+        first=None if times_ is None else times_.min().item(),
+        last=None if times_ is None else times_.max().item(),
+        features={},
+        ungrouped={},
+        feature_rows_unused=0,
+    )
+
+
+@dataclass(frozen=True)
+class SplitReport:
+    """What a split holds out and what it cannot use.
+
+    how: "last-one", "time", "none" or "files". at: the cut of "time", in the unit of the times. ties, seed: as given.
+    train_rows, valid_cases, test_cases: sizes. not_evaluated: users without a test case. held_out_unused: rows held out
+    of train that are no target (a user's later rows behind the first). unseen_targets: test targets that train never
+    shows. repeated_targets: test targets that are in their user's history, sure misses where seen items are masked.
+    later_in_train: test cases whose target is earlier than some row of train; None without times.
+    """
+
+    how: str
+    at: float | None
+    ties: str
+    seed: int
+    train_rows: int
+    valid_cases: int
+    test_cases: int
+    not_evaluated: int
+    held_out_unused: int
+    unseen_targets: int
+    repeated_targets: int
+    later_in_train: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers and strings for json.dump."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """A readable text, one fact a line."""
+        if self.how == "none":
+            return f"split none: {self.train_rows:,} train rows; nothing is held out, so nothing can be evaluated"
+        cut = "" if self.at is None else f" at {self.at:g}"
+        lines = [
+            f"split {self.how}{cut}: {self.train_rows:,} train rows, {self.valid_cases:,} validation cases, "
+            f"{self.test_cases:,} test cases"
+        ]
+        facts = (
+            (self.not_evaluated, "users have no test case"),
+            (self.held_out_unused, "rows are held out without being a target (a user's rows behind the first one)"),
+            (self.unseen_targets, "test targets never occur in train"),
+            (self.repeated_targets, "test targets are in their user's history: sure misses unless seen items are kept"),
+            (self.later_in_train or 0, "test targets are earlier than some row of train, which leaks the future"),
+        )
+        lines += [f"{count:,} {what}" for count, what in facts if count]
+        if self.later_in_train is None:
+            lines.append("without times it is unknown whether train holds what came later than the tests")
+        return "\n".join(lines)

@@ -1,0 +1,148 @@
+"""Splits of a log: which rows train, validate and test. One mechanism (a part for every row) serves all of them.
+
+Rows are never dropped in silence: what is neither trained on nor a target is counted in the split's report.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fastcl.recsys.data.containers import Cases, Histories, Items, Split
+from fastcl.recsys.data.reading import times
+from fastcl.recsys.data.reports import SplitReport
+from fastcl.recsys.options import at_least, one_of
+
+TRAIN, VALID, TEST = 0, 1, 2
+TIES = ("input", "random")
+
+
+class LeakageWarning(UserWarning):
+    """Train holds interactions that are later than test targets."""
+
+
+def last_one(log: Histories, at: Any) -> tuple[np.ndarray, float | None]:
+    """Part of every row: a user's last is test, the one before it validation; users with fewer than 3 rows train."""
+    if at is not None:
+        raise ValueError(f'at: expected none with "last-one", got {at!r}')
+    if log.lengths.max(initial=0) < 3:
+        longest = log.lengths.max(initial=0)
+        raise ValueError(f"split: expected a user with at least 3 interactions, the longest has {longest}")
+    part = np.full(len(log.item), TRAIN)
+    ends = log.offsets[1:][log.lengths >= 3]
+    part[ends - 2], part[ends - 1] = VALID, TEST
+    return part, None
+
+
+def by_time(log: Histories, at: Any) -> tuple[np.ndarray, float | None]:
+    """Part of every row: at or after `at` is test; before it a user's last of at least two is validation."""
+    if log.time is None:
+        raise ValueError('split: expected a log with times for "time", got one without')
+    if at is None:
+        raise ValueError('at: expected a number or an ISO date with "time", got none')
+    cut = times.cut(at, log.time)
+    before = log.time < cut
+    if before.all() or not before.any():
+        span = f"{log.time.min()} to {log.time.max()}"
+        raise ValueError(f"at: expected a time that parts the log ({span}), got {at!r} = {cut}")
+    part = np.where(before, TRAIN, TEST)
+    trained = _per_user(before, log)  # times rise within a user: these rows come first
+    part[(log.offsets[:-1] + trained - 1)[trained >= 2]] = VALID
+    return part, cut
+
+
+def nothing(log: Histories, at: Any) -> tuple[np.ndarray, float | None]:
+    """Part of every row: train. For the last training before serving, when the settings are chosen."""
+    if at is not None:
+        raise ValueError(f'at: expected none with "none", got {at!r}')
+    return np.full(len(log.item), TRAIN), None
+
+
+HOW: dict[str, Callable[[Histories, Any], tuple[np.ndarray, float | None]]] = {
+    "last-one": last_one,
+    "time": by_time,
+    "none": nothing,
+}
+
+
+def split(items: Items, users: tuple[str, ...], log: Histories, how: str, at: Any, ties: str, seed: int) -> Split:
+    """As `Interactions.split` says."""
+    one_of(HOW, "how", how)
+    one_of(TIES, "ties", ties)
+    at_least(0, "seed", seed)
+    if ties == "random":
+        log = shuffle_ties(log, seed)
+    part, cut = HOW[how](log, at)
+    made = from_parts(items, users, log, part, how=how, at=cut, ties=ties, seed=seed)
+    late = made.report.later_in_train if made.report else 0
+    if how == "last-one" and late:
+        message = (
+            f"leave-one-out leaks the future: for {late:,} of {len(made.test):,} test cases, train holds interactions "
+            "(of other users) that are later than the target; "
+            'split("time", at=...) (--split time --at TIME) keeps them apart'
+        )
+        warnings.warn(message, LeakageWarning, stacklevel=3)
+    return made
+
+
+def shuffle_ties(log: Histories, seed: int) -> Histories:
+    """The same log with the rows of a user at equal times in random order."""
+    if log.time is None:
+        raise ValueError('ties: expected a log with times for "random", got one without')
+    row = np.repeat(np.arange(len(log)), log.lengths)
+    order = np.lexsort((np.random.default_rng(seed).random(len(row)), log.time, row))
+    return Histories(log.offsets, log.item[order], log.time[order], log.items)
+
+
+def from_parts(
+    items: Items, users: tuple[str, ...], log: Histories, part: np.ndarray, *, how: str, at: float | None, ties: str,
+    seed: int,
+) -> Split:  # fmt: skip
+    """The split in which row r of `log` has part[r]; within a user the parts never fall.
+
+    A user's first validation row is a case with the user's train rows as history, the first test row one with train and
+    validation rows; users without such rows, or without a history, have no case.
+    """
+    count = [_per_user(part == kind, log) for kind in (TRAIN, VALID, TEST)]
+    starts = log.offsets[:-1]
+
+    def cases(kind: int, history: np.ndarray) -> Cases:
+        held = np.flatnonzero((count[kind] > 0) & (history > 0))
+        return Cases(held, log.slice(starts[held], history[held]), log.item[(starts + history)[held]])
+
+    train = log.slice(starts, count[TRAIN])
+    valid, test = cases(VALID, count[TRAIN]), cases(TEST, count[TRAIN] + count[VALID])
+    counts = np.bincount(train.item, minlength=len(items) + 1).astype(np.int64)
+    late = None
+    if not len(test):
+        late = 0
+    elif log.time is not None:
+        target_time = log.time[(starts + count[TRAIN] + count[VALID])[test.user]]
+        late = int((target_time < log.time[part == TRAIN].max()).sum()) if len(train.item) else 0
+    report = SplitReport(
+        how=how,
+        at=at,
+        ties=ties,
+        seed=seed,
+        train_rows=len(train.item),
+        valid_cases=len(valid),
+        test_cases=len(test),
+        not_evaluated=len(users) - len(test),
+        held_out_unused=int((part != TRAIN).sum()) - len(valid) - len(test),
+        unseen_targets=int((counts[test.target] == 0).sum()),
+        repeated_targets=int(test.repeated.sum()),
+        later_in_train=late,
+    )
+    if how != "none" and not (len(test) and len(valid)):
+        missing = "test" if not len(test) else "validation"
+        raise ValueError(f"split: expected users with a history and a {missing} row, got none ({report.how})")
+    return Split(items, users, train, valid, test, counts, report)
+
+
+def _per_user(rows: np.ndarray, log: Histories) -> np.ndarray:
+    """How many of the marked rows each user has."""
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows)])
+    return before[log.offsets[1:]] - before[log.offsets[:-1]]

@@ -1,0 +1,62 @@
+"""Intra-list distance: how far apart the items of a recommended list are, over item vectors of the caller's choice.
+Nothing here ranks."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from fastcl.recsys.data import PAD, Items
+
+
+def feature_vectors(items: Items) -> torch.Tensor:
+    """float32 [I+1, V]: 1 for each value that an item has of any of its features, a representation no model made.
+
+    Raises ValueError where the items have no features.
+
+    >>> from fastcl.recsys.data import Feature
+    >>> feature_vectors(Items(("a", "b"), features={"genre": Feature.from_labels([["x", "y"], ["y"]])})).tolist()
+    [[0.0, 0.0], [1.0, 1.0], [0.0, 1.0]]
+    """
+    if not items.features:
+        raise ValueError("items: expected item features to measure distances by, got none")
+    parts = []
+    for feature in items.features.values():
+        codes = torch.from_numpy(feature.codes)
+        hot = torch.zeros(len(codes), len(feature.values) + 1, device="cpu", dtype=torch.float32)
+        parts.append(hot.scatter_(1, codes, 1.0)[:, 1:])
+    return torch.cat(parts, 1)
+
+
+class MeanDistance:
+    """Mean intra-list distance of all lists that are added: of one, the mean of 1 - cosine over its pairs of items.
+
+    vectors: float [I+1, D]; row 0 is ignored, and a zero vector is at distance 1 from everything. rows: I+1.
+    Lists are int64 [B, k], 0 for an empty place; those with fewer than two items do not count. The mean of none is 0.
+
+    >>> mean = MeanDistance(torch.tensor([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), rows=4)
+    >>> mean.add(torch.tensor([[1, 2, 3], [1, 0, 0]]))
+    >>> round(mean.value, 4)  # pairs (1, 2), (1, 3), (2, 3): 0, 1, 1
+    0.6667
+    """
+
+    def __init__(self, vectors: torch.Tensor, rows: int) -> None:
+        vectors = torch.as_tensor(vectors).detach().cpu()
+        if vectors.ndim != 2 or len(vectors) != rows or not vectors.is_floating_point():
+            raise ValueError(f"vectors: expected float [{rows}, D], got {vectors.dtype} {list(vectors.shape)}")
+        self._unit = F.normalize(vectors.double(), dim=1)
+        self._unit[PAD] = 0.0
+        self._square = self._unit.square().sum(1)
+        self._total, self._count = 0.0, 0
+
+    def add(self, items: torch.Tensor) -> None:
+        n = (items != PAD).sum(1)
+        whole = F.embedding_bag(items, self._unit, mode="sum").square().sum(1)
+        # The sum over ordered pairs is |sum of the vectors|^2 - the sum of |vector|^2.
+        similarity = (whole - self._square[items].sum(1)) / (n * (n - 1)).clamp(min=1)
+        self._total += float((1.0 - similarity)[n > 1].sum())
+        self._count += int((n > 1).sum())
+
+    @property
+    def value(self) -> float:
+        return self._total / max(self._count, 1)

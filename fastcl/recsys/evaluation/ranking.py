@@ -1,0 +1,287 @@
+"""Ranking of one target a case, exactly: all items in chunks, or 100 drawn negatives. The mask of seen items lives here
+and nowhere else; nothing here trains or loops over users in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from fastcl.recsys.data import PAD, Cases, Histories, Scorer
+from fastcl.recsys.data.scoring import check_items, frozen
+from fastcl.recsys.evaluation.distance import MeanDistance
+from fastcl.recsys.evaluation.measures import DEFAULT, DISTANCE, Ranking, check_metrics, measure
+
+NEGATIVES = 100
+SEEN = ("mask", "keep")
+MEMORY = 2**28
+# What the negatives of a sampled protocol are drawn in proportion to; "full" draws none.
+PROTOCOLS: dict[str, Callable[[np.ndarray], np.ndarray] | None] = {
+    "full": None,
+    "uniform100": np.ones_like,
+    "pop100": lambda counts: counts,
+}
+# Bytes a score costs at the peak: itself, its masked copy, comparisons and top-k; with negatives also their draw.
+_SCORE_BYTES, _DRAW_BYTES = 16, 32
+
+
+class NotNumbers(ValueError):
+    """A scorer's scores are NaN."""
+
+
+def evaluate(
+    scorer: Scorer,
+    cases: Cases,
+    *,
+    counts: np.ndarray | None = None,
+    k: tuple[int, ...] = (10,),
+    seen: str = "mask",
+    protocol: str = "full",
+    metrics: Sequence[str] | None = None,
+    vectors: torch.Tensor | None = None,
+    seed: int = 0,
+    chunk: int = 256,
+    memory: int = MEMORY,
+) -> dict[str, float]:
+    """Means over all cases, none left out, with three counts: "cases", "unseen_targets" (cases whose target has no
+    train click; it is ranked like any other item) and "repeated_targets" (cases whose target is in their own history).
+
+    scorer:   has `scores(histories)`, float [B, I+1]; a model is in eval mode for the time of the call.
+    counts:   int64 [I+1], clicks of each item in train; None: the cases' own, as a split's cases have them.
+    k:        cut-offs.
+    seen:     "mask" puts the items of a case's history at -inf, so that a repeated target is a miss for every scorer;
+              "keep" ranks them.
+    protocol: "full" ranks all items. "uniform100" and "pop100" rank the target among 100 negatives, drawn by
+              `draw_negatives` uniformly among all items, or in proportion to the train clicks. Figures of a sampled
+              protocol compare with that protocol's alone.
+    metrics:  of measures.METRICS, where their formulas are: "recall" (also named "hr"), "ndcg", "mrr", "map" and, of
+              all pairs, "auc"; with full ranking also "diversity", "coverage", "popularity", "gini", "novelty" and
+              "distance". None: recall, ndcg, diversity and popularity; hr and ndcg for a sampled protocol.
+    vectors:  float [I+1, D], for "distance" alone: the intra-list distance, a list's mean of 1 - cosine over its pairs
+              of items, averaged over the lists with a pair. `distance.feature_vectors` makes them of item features.
+    seed:     of the negatives; every call with the same seed draws the same ones.
+    chunk:    cases scored at once, at most. memory: bytes, about, that their scores may take; at least one is scored.
+
+    With one target, recall@k = HR@k = 1 where rank <= k and NDCG@k = 1 / log2(rank + 1) there, else 0. Ties count half:
+    rank = 1 + #higher + 0.5 * #equal others, so a constant scorer gets no credit for the order of the ids. A target at
+    -inf is never recommended and is a miss at every k, under ties too.
+
+    Raises ValueError for a bad option, no cases, scores of a wrong shape, a NaN score, or a model whose items are not
+    those of the cases, numbered alike.
+
+    >>> from fastcl.recsys.data import bundled
+    >>> from fastcl.recsys.evaluation.floors import Popularity
+    >>> split = bundled("purchases").split()
+    >>> round(evaluate(Popularity(split.counts), split.test, seen="keep")["recall@10"], 4)
+    0.2085
+    """
+    _check_options(k, seen, chunk)
+    names = metric_names(metrics, protocol, vectors is not None)
+    wanted = vectors if DISTANCE in names else None
+    found = rank_cases(
+        scorer, cases, counts=counts, k=k, seen=seen, protocol=protocol, vectors=wanted, seed=seed, chunk=chunk,
+        memory=memory,
+    )  # fmt: skip
+    return measure(found, names)
+
+
+def metric_names(metrics: Sequence[str] | None, protocol: str, vectors: bool) -> Sequence[str]:
+    """`metrics`, or the protocol's default for None; ValueError where they, the protocol and item vectors do not fit.
+
+    >>> metric_names(None, "pop100", vectors=False)
+    ('hr', 'ndcg')
+    """
+    _check_protocol(protocol)
+    if metrics is None:
+        return DEFAULT[protocol]
+    check_metrics(metrics, protocol, vectors)
+    return metrics
+
+
+def rank_cases(
+    scorer: Scorer,
+    cases: Cases,
+    *,
+    counts: np.ndarray | None = None,
+    k: tuple[int, ...] = (10,),
+    seen: str = "mask",
+    protocol: str = "full",
+    vectors: torch.Tensor | None = None,
+    inputs: Histories | None = None,
+    seed: int = 0,
+    chunk: int = 256,
+    memory: int = MEMORY,
+) -> Ranking:
+    """Ranks every case's target once, for any number of metrics; arguments, ties and errors as in `evaluate`.
+
+    inputs: one history a case for the scorer to read in place of the case's own, which stays the mask of seen items.
+
+    >>> from fastcl.recsys.data import bundled
+    >>> from fastcl.recsys.evaluation.floors import Popularity
+    >>> split = bundled("purchases").split()
+    >>> found = rank_cases(Popularity(split.counts), split.test, k=(10,))
+    >>> len(found.rank), int(found.shown.sum())
+    (2345, 23450)
+    """
+    _check_options(k, seen, chunk)
+    _check_protocol(protocol)
+    if memory < 1:
+        raise ValueError(f"memory: expected at least 1 byte, got {memory}")
+    counts = train_counts(cases, counts)
+    inputs = cases.history if inputs is None else inputs
+    if not len(cases):
+        raise ValueError('cases: expected at least one, got none (the split "none" holds nothing out)')
+    for histories in (cases.history, inputs):
+        check_items(scorer, histories, "cases")
+    top = max(part.max(initial=0) for part in (cases.target, cases.history.item, inputs.item))
+    if top >= len(counts):
+        raise ValueError(f"cases: expected items 1..{len(counts) - 1} (counts has {len(counts)}), got {top}")
+    if len(inputs) != len(cases):
+        raise ValueError(f"inputs: expected one history a case ({len(cases)}), got {len(inputs)}")
+    distances = None if vectors is None else [MeanDistance(vectors, len(counts)) for _ in k]
+    drawn_by = PROTOCOLS[protocol]
+    weights = None if drawn_by is None else drawn_by(counts)
+    bytes_a_case = len(counts) * (_SCORE_BYTES + (0 if weights is None else _DRAW_BYTES))
+    rng = np.random.default_rng(seed)
+    rank = torch.empty(len(cases), device="cpu", dtype=torch.float64)
+    candidates = torch.empty(len(cases), device="cpu", dtype=torch.int64)
+    shown = torch.zeros(len(k), len(counts), device="cpu", dtype=torch.int64)
+    with torch.inference_mode(), frozen(scorer):
+        for rows in _chunks(len(cases), min(chunk, max(memory // bytes_a_case, 1))):
+            history = cases.history.take(rows)
+            scores = scorer.scores(inputs.take(rows))
+            if scores.shape != (len(rows), len(counts)):
+                expected = f"[{len(rows)}, {len(counts)}] (counts has {len(counts)})"
+                raise ValueError(f"scores: expected {expected}, got {list(scores.shape)}")
+            scores = mask_seen(scores, history, seen)
+            target = torch.from_numpy(cases.target[rows]).to(scores.device)
+            of_target = scores.gather(1, target[:, None])
+            if weights is not None:
+                # Places left empty are padding: -inf.
+                drawn = torch.from_numpy(draw_negatives(history, cases.target[rows], weights, rng, seen))
+                others = scores.gather(1, drawn.to(scores.device))
+                rank[rows] = _rank(of_target, others, others=0).cpu()
+                candidates[rows] = 1 + (others > -torch.inf).sum(1).cpu()
+                continue
+            rank[rows] = _rank(of_target, scores, others=-1).cpu()
+            candidates[rows] = (scores > -torch.inf).sum(1).cpu()
+            items = _best(scores, max(k))[0].cpu()
+            for nth, cutoff in enumerate(k):
+                shown[nth] += torch.bincount(items[:, :cutoff].flatten(), minlength=len(counts))
+                if distances is not None:
+                    distances[nth].add(items[:, :cutoff])
+    shown[:, PAD] = 0  # places left empty
+    return Ranking(
+        k,
+        rank.numpy(),
+        candidates.numpy(),
+        cases.target,
+        counts,
+        shown.numpy() if weights is None else None,
+        None if distances is None else np.array([distance.value for distance in distances]),
+        cases.repeated,
+    )
+
+
+def train_counts(cases: Cases, counts: np.ndarray | None = None) -> np.ndarray:
+    """`counts` if given, else those that the cases carry; int64 [I+1], checked."""
+    counts = cases.counts if counts is None else np.asarray(counts)
+    if counts is None:
+        raise ValueError("counts: expected the train clicks of each item, got none, and the cases carry none")
+    if counts.ndim != 1 or counts.dtype.kind not in "iu":
+        raise ValueError(f"counts: expected an integer vector [I+1], got {counts.dtype} {list(counts.shape)}")
+    return counts
+
+
+def top_k(scores: torch.Tensor, history: Histories, k: int, seen: str = "mask") -> tuple[torch.Tensor, torch.Tensor]:
+    """The k best items of each row: (items int64 [B, K], scores [B, K]), best first, K = min(k, I).
+
+    scores: [B, I+1]. seen: "mask" leaves out the items of the row's history. Where fewer than K items are left, the
+    rest of the row is item 0 with score -inf. The order among equal scores is unspecified.
+
+    >>> top_k(torch.tensor([[-torch.inf, 3.0, 2.0, 1.0]]), Histories.from_lists([[1]]), k=2)[0].tolist()
+    [[2, 3]]
+    """
+    _check_options((k,), seen, 1)
+    return _best(mask_seen(scores, history, seen), k)
+
+
+def mask_seen(scores: torch.Tensor, history: Histories, seen: str) -> torch.Tensor:
+    """A copy of scores [B, I+1] with padding, and under seen="mask" the items of each row's history, at -inf."""
+    if scores.ndim != 2 or len(scores) != len(history):
+        raise ValueError(f"scores: expected [{len(history)}, I+1], one row a history, got {list(scores.shape)}")
+    if not scores.is_floating_point():
+        raise ValueError(f"scores: expected floating-point numbers, got {scores.dtype}")
+    if torch.isnan(scores.amax(1)).any():  # a maximum passes NaN on, and is cheaper than a look at every score
+        raise NotNumbers("scores: expected numbers, got NaN")
+    masked = scores.clone(memory_format=torch.contiguous_format)
+    masked[:, PAD] = -torch.inf
+    if seen == "mask":
+        masked[_rows(history).to(scores.device), torch.from_numpy(history.item).to(scores.device)] = -torch.inf
+    return masked
+
+
+def draw_negatives(
+    history: Histories, target: np.ndarray, counts: np.ndarray, rng: np.random.Generator, seen: str = "mask"
+) -> np.ndarray:
+    """100 negatives a row: int64 [B, 100], drawn without replacement in proportion to counts [I+1].
+
+    Never drawn: the target, items of count 0, and under seen="mask" any item of the row's history. Under
+    "keep" the history stays eligible, since there it competes with the target too. A row with fewer than 100 eligible
+    items gets them all, and 0 in the places left.
+
+    The draw is exact: the 100 smallest of independent exponentials with rates counts[i] are 100 successive draws
+    without replacement in proportion to counts (Gumbel-top-k in another scale).
+    """
+    pool = np.flatnonzero(counts[1:]) + 1
+    place = np.full(len(counts), len(pool))  # items without a click: the extra last column, cut off again
+    place[pool] = np.arange(len(pool))
+    arrival = np.full((len(target), len(pool) + 1), np.inf)
+    arrival[:, :-1] = rng.standard_exponential((len(target), len(pool)))
+    arrival[:, :-1] /= counts[pool]
+    arrival[np.arange(len(target)), place[target]] = np.inf
+    if seen == "mask":
+        arrival[_rows(history).numpy(), place[history.item]] = np.inf
+    n = min(NEGATIVES, len(pool))
+    first = np.argpartition(arrival, n, axis=1)[:, :n]
+    drawn = np.isfinite(np.take_along_axis(arrival, first, axis=1))
+    negatives = np.zeros((len(target), NEGATIVES), np.int64)
+    negatives[:, :n] = np.where(drawn, np.append(pool, PAD)[first], PAD)
+    return negatives
+
+
+def _rank(target: torch.Tensor, candidates: torch.Tensor, others: int) -> torch.Tensor:
+    """Rank of target [B, 1] among candidates [B, M]; `others` is -1 where the candidates hold the target itself."""
+    higher = (candidates > target).sum(1, dtype=torch.int32)
+    equal = (candidates == target).sum(1, dtype=torch.int32) + others
+    rank = 1.0 + higher.double() + 0.5 * equal.double()
+    return torch.where(target[:, 0] == -torch.inf, torch.inf, rank)
+
+
+def _best(masked: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    scores, items = masked.topk(min(k, masked.shape[1] - 1), dim=1)
+    return torch.where(scores == -torch.inf, PAD, items), scores
+
+
+def _rows(history: Histories) -> torch.Tensor:
+    return torch.repeat_interleave(torch.arange(len(history), device="cpu"), torch.from_numpy(history.lengths))
+
+
+def _chunks(count: int, chunk: int) -> list[np.ndarray]:
+    return [np.arange(start, min(start + chunk, count)) for start in range(0, count, chunk)]
+
+
+def _check_options(k: tuple[int, ...], seen: str, chunk: int) -> None:
+    whole = [isinstance(cutoff, int | np.integer) and cutoff >= 1 for cutoff in k]
+    if not whole or not all(whole) or len(set(k)) < len(k):
+        raise ValueError(f"k: expected different whole numbers from 1, got {k}")
+    if seen not in SEEN:
+        raise ValueError(f"seen: expected one of {', '.join(map(repr, SEEN))}, got {seen!r}")
+    if chunk < 1:
+        raise ValueError(f"chunk: expected at least 1, got {chunk}")
+
+
+def _check_protocol(protocol: str) -> None:
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"protocol: expected one of {', '.join(map(repr, PROTOCOLS))}, got {protocol!r}")

@@ -1,0 +1,105 @@
+"""How much a model's ranking suffers from noisy histories: items of each history deleted or replaced at random, as in
+ContrastVAE's section on robustness (Wang et al. 2022). The model is not trained again, and targets stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from fastcl.recsys.data import Cases, Histories, Scorer
+from fastcl.recsys.data.scoring import frozen
+from fastcl.recsys.evaluation.measures import measure
+from fastcl.recsys.evaluation.ranking import MEMORY, SEEN, rank_cases, train_counts
+from fastcl.recsys.options import one_of
+
+RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+METRICS = ("recall", "ndcg")
+
+
+def delete(histories: Histories, ratio: float, n_items: int, rng: np.random.Generator) -> Histories:
+    """Without floor(ratio * n) random items of each history of n, always leaving one."""
+    lengths = histories.lengths
+    gone = _chosen(histories, np.minimum(_share(ratio, lengths), np.maximum(lengths - 1, 0)), rng)
+    row = np.repeat(np.arange(len(histories)), lengths)
+    offsets = np.cumsum(np.append(0, np.bincount(row[~gone], minlength=len(histories))), dtype=np.int64)
+    time = None if histories.time is None else histories.time[~gone]
+    return Histories(offsets, histories.item[~gone], time, histories.items)
+
+
+def replace(histories: Histories, ratio: float, n_items: int, rng: np.random.Generator) -> Histories:
+    """With floor(ratio * n) random items of each history of n replaced, each by a uniform draw of the other items."""
+    chosen = _chosen(histories, _share(ratio, histories.lengths), rng)
+    other = rng.integers(1, max(n_items, 2), len(histories.item))
+    other += other >= histories.item
+    item = np.where(chosen & (n_items > 1), other, histories.item)
+    return Histories(histories.offsets, item, histories.time, histories.items)
+
+
+CORRUPTIONS: dict[str, Callable[[Histories, float, int, np.random.Generator], Histories]] = {
+    "delete": delete,
+    "replace": replace,
+}
+
+
+def robustness(
+    scorer: Scorer,
+    cases: Cases,
+    *,
+    ratios: Sequence[float] = RATIOS,
+    kinds: Sequence[str] = tuple(CORRUPTIONS),
+    k: tuple[int, ...] = (10,),
+    seen: str = "mask",
+    seed: int = 0,
+    memory: int = MEMORY,
+) -> list[dict[str, Any]]:
+    """Recall and NDCG by full ranking, for each kind of corruption and each ratio of corrupted items.
+
+    The scorer reads the corrupted histories; seen items are those of the true ones, so that the candidates are the same
+    at every ratio. Of a kind, a higher ratio corrupts the items of a lower one and more (same `seed`).
+
+    ratios: each at least 0 and at most 1; a history of n loses floor(ratio * n) items, and keeps one at least.
+    Other arguments: as in `metrics.evaluate`.
+
+    Returns one dict a measurement: "kind", "ratio", and the metrics.
+
+    >>> from fastcl.recsys import CoOccurrence, bundled
+    >>> split = bundled("purchases").split()
+    >>> rows = robustness(CoOccurrence(split.train, len(split.items)), split.test, ratios=(0.0, 0.5), kinds=("delete",))
+    >>> [(row["kind"], row["ratio"]) for row in rows]
+    [('delete', 0.0), ('delete', 0.5)]
+    """
+    one_of(SEEN, "seen", seen)
+    for kind in kinds:
+        one_of(CORRUPTIONS, "kinds", kind)
+    check_ratios(ratios)
+    counts = train_counts(cases)
+    found = []
+    with frozen(scorer):
+        for kind, ratio in product(kinds, ratios):
+            inputs = CORRUPTIONS[kind](cases.history, ratio, len(counts) - 1, np.random.default_rng(seed))
+            ranking = rank_cases(scorer, cases, counts=counts, k=k, seen=seen, memory=memory, inputs=inputs)
+            values = {name: value for name, value in measure(ranking, METRICS).items() if "@" in name}
+            found.append({"kind": kind, "ratio": ratio, **values})
+    return found
+
+
+def check_ratios(ratios: Sequence[float]) -> None:
+    if not ratios or not all(0.0 <= ratio <= 1.0 for ratio in ratios):
+        raise ValueError(f"ratios: expected numbers from 0 to 1, got {tuple(ratios)}")
+
+
+def _share(ratio: float, lengths: np.ndarray) -> np.ndarray:
+    # The small term: 0.29 * 100 must give 29, and in floating point falls just short of it.
+    return np.floor(ratio * lengths + 1e-9)
+
+
+def _chosen(histories: Histories, how_many: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """bool [P], random how_many[b] of row b's items; with the same `rng` the ones of fewer are among those of more."""
+    row = np.repeat(np.arange(len(histories)), histories.lengths)
+    order = np.lexsort((rng.random(len(row)), row))
+    nth = np.empty(len(row), np.int64)
+    nth[order] = np.arange(len(row)) - histories.offsets[row]  # each row's items lie together in `order` too
+    return nth < how_many[row]

@@ -1,0 +1,207 @@
+"""CLRec's encoders (Zhou et al. 2021, appendix B.1): of an item, and two of a user by name, the paper's own and the
+Transformer of its public tables.
+
+Networks only: from items and packed clicks to vectors. Similarity, losses, queues and batches are the model's, in
+clrec.py.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastcl.recsys.data import PAD, Histories, Items
+from fastcl.recsys.models.batching import TOGETHER, Packed, Spans, prefixes, windows
+from fastcl.recsys.models.layers import CausalBlock, Dropout, MultiAtt, WeightedHeads
+
+SHORT = 0.02  # standard deviation of an embedding at the start
+
+if TYPE_CHECKING:
+    from fastcl.recsys.models.clrec.model import CLRecConfig
+
+
+class ItemEncoder(nn.Module):
+    """g(y): id embedding + concatenation of the features' embeddings, whose widths share out `dim`; items without a
+    value add zeros.
+    """
+
+    def __init__(self, items: Items, dim: int) -> None:
+        super().__init__()
+        count = len(items.features)
+        if count > dim:
+            raise ValueError(f"dim: expected at least the number of item features ({count}), got {dim}")
+        self.id = nn.Embedding(len(items) + 1, dim)
+        self.features = nn.ModuleList()
+        for nth, feature in enumerate(items.features.values()):
+            width = dim // count + (nth < dim % count)
+            self.features.append(nn.EmbeddingBag(len(feature.values) + 1, width, mode="mean", padding_idx=PAD))
+            # Not in the state dict: the item table is stored beside the weights.
+            self.register_buffer(f"codes_{nth}", torch.from_numpy(feature.codes), persistent=False)
+
+    def forward(self, item: Tensor) -> Tensor:  # int64 [U] -> [U, D]
+        return self.id(item) + self.described(item) if len(self.features) else self.id(item)
+
+    def described(self, item: Tensor) -> Tensor:
+        """[U, D], what the features add."""
+        values = [bag(self.get_buffer(f"codes_{nth}")[item]) for nth, bag in enumerate(self.features)]
+        return torch.cat(values, -1) if values else self.id.weight.new_zeros(len(item), self.id.embedding_dim)
+
+
+class Features(NamedTuple):
+    """Where the features of items are used."""
+
+    both: Callable[[ItemEncoder, Tensor, Tensor], tuple[Tensor, Tensor]]  # clicks [n], targets and negatives [m]
+    scored: Callable[[ItemEncoder, Tensor], Tensor]  # the latter alone
+
+
+def _distinct(encode: Callable[[Tensor], Tensor], item: Tensor) -> Tensor:
+    """[n, D]: no item is encoded twice."""
+    distinct, place = item.unique(return_inverse=True)
+    return F.embedding(place, encode(distinct))
+
+
+def _everywhere(encoder: ItemEncoder, clicked: Tensor, scored: Tensor) -> tuple[Tensor, Tensor]:
+    x, y = _distinct(encoder, torch.cat([clicked, scored])).split([len(clicked), len(scored)])
+    return x, y
+
+
+def _clicks(encoder: ItemEncoder, clicked: Tensor, scored: Tensor) -> tuple[Tensor, Tensor]:
+    x, y = _distinct(encoder.id, torch.cat([clicked, scored])).split([len(clicked), len(scored)])
+    return x + _distinct(encoder.described, clicked), y
+
+
+FEATURES: dict[str, Features] = {
+    "everywhere": Features(_everywhere, lambda encoder, item: encoder(item)),
+    "clicks": Features(_clicks, lambda encoder, item: encoder.id(item)),
+}
+
+
+class UserEncoder(nn.Module, ABC):
+    """f(x), from encoded clicks [n, D] with their time buckets [n] to vectors of any length.
+
+    Training reads `spans` of the histories; the clicks that a target follows, one vector each, are `trained`. `served`
+    picks those that follow the newest click of each span. Batches of spans with a target each are sorted by length,
+    sorted_together of them at once, which saves padding; where every click is a target they are not, or a mean over a
+    batch of short spans would weigh each target more than one over long spans.
+    """
+
+    sorted_together: ClassVar[int] = 1
+
+    def __init__(self, config: CLRecConfig) -> None:
+        super().__init__()
+        self.position = nn.Embedding(config.max_len, config.dim)
+        self.dropout = Dropout(config.dropout)
+
+    @staticmethod
+    def check(config: CLRecConfig) -> None:
+        """Refuses options that this encoder cannot have."""
+
+    @staticmethod
+    @abstractmethod
+    def spans(histories: Histories, length: int) -> Spans:
+        """Of at most `length` clicks; a target follows the newest one of each."""
+
+    @staticmethod
+    @abstractmethod
+    def trained(clicks: Packed) -> Tensor:
+        """[N], packed rows."""
+
+    @staticmethod
+    @abstractmethod
+    def served(vectors: Tensor, clicks: Packed) -> Tensor:
+        """[N, D] -> [B, D]."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, bucket: Tensor, clicks: Packed) -> Tensor:
+        """x [n, D], bucket [n] -> [N, D]."""
+
+
+class Pooling(UserEncoder):
+    """WHA(MultiAtt(X)) of appendix B.1.2, heads normalised (B.2). A click adds its time bucket and its backward
+    position, the earliest at zero. A span is all that was clicked before one target.
+    """
+
+    sorted_together = TOGETHER
+
+    def __init__(self, config: CLRecConfig) -> None:
+        super().__init__(config)
+        self.bucket = nn.Embedding(len(config.time_cuts) + 1, config.dim) if config.time_cuts else None
+        self.attention = MultiAtt(config.dim, config.hidden, config.heads)
+        self.aggregate = WeightedHeads(config.dim)
+
+    @staticmethod
+    def spans(histories: Histories, length: int) -> Spans:
+        return prefixes(histories, length)
+
+    @staticmethod
+    def trained(clicks: Packed) -> Tensor:
+        return clicks.last
+
+    @staticmethod
+    def served(vectors: Tensor, clicks: Packed) -> Tensor:
+        return vectors
+
+    def forward(self, x: Tensor, bucket: Tensor, clicks: Packed) -> Tensor:
+        x = x + self.position(clicks.position)
+        if self.bucket is not None:
+            x = x + self.bucket(bucket)
+        return self.aggregate(F.normalize(self.attention(self.dropout(x), clicks), dim=-1))
+
+
+class Transformer(UserEncoder):
+    """SASRec's (Kang & McAuley 2018): causal blocks over position and click, which predict the click after each one. A
+    time up to the newest click would tell earlier ones of later ones, so there is none.
+    """
+
+    def __init__(self, config: CLRecConfig) -> None:
+        super().__init__(config)
+        self.blocks = nn.ModuleList(CausalBlock(config.dim, config.heads, config.dropout) for _ in range(config.blocks))
+        self.norm = nn.LayerNorm(config.dim)
+
+    @staticmethod
+    def check(config: CLRecConfig) -> None:
+        if config.dim % config.heads:
+            raise ValueError(f"dim: expected a multiple of heads={config.heads}, got {config.dim}")
+
+    @staticmethod
+    def spans(histories: Histories, length: int) -> Spans:
+        cut = windows(histories, length)
+        return cut._replace(stop=cut.stop - 1)  # what follows the newest click is its target
+
+    @staticmethod
+    def trained(clicks: Packed) -> Tensor:
+        return torch.arange(len(clicks.row), device=clicks.row.device)
+
+    @staticmethod
+    def served(vectors: Tensor, clicks: Packed) -> Tensor:
+        return vectors[clicks.last]
+
+    def forward(self, x: Tensor, bucket: Tensor, clicks: Packed) -> Tensor:
+        x = self.dropout(x + self.position(clicks.position))
+        for block in self.blocks:
+            x = block(x, clicks)
+        return self.norm(x)
+
+
+ENCODERS: dict[str, type[UserEncoder]] = {"pooling": Pooling, "sasrec": Transformer}
+
+
+def initialise(model: nn.Module) -> None:
+    """Normal everywhere (appendix B.2), so that normalised vectors start evenly spread over the sphere; biases zero.
+
+    Embeddings start short, as Glorot's rule has it for tables of some thousand rows: a step of the optimiser then turns
+    a vector further, and rarely clicked items learn in fewer epochs.
+    """
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                nn.init.normal_(parameter, std=SHORT)
+            elif not isinstance(module, nn.LayerNorm):
+                nn.init.xavier_normal_(parameter)

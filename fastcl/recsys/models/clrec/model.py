@@ -1,0 +1,310 @@
+"""CLRec (Zhou et al. 2021, "Contrastive Learning for Debiased Candidate Generation in Large-Scale Recommender
+Systems"), single queue.
+
+The model only, after the paper's Appendix B: config, loss, batches. Its encoders are a table in encoders.py, the
+losses it is compared with in objectives.py, their propensities in propensities.py, its queue is
+`fastcl.NegativeQueue`; data, metrics and the training loop live in their own files.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastcl.momentum import momentum_update
+from fastcl.negatives import NegativeQueue
+from fastcl.ops import absent
+from fastcl.recsys.data import Histories, Items
+from fastcl.recsys.data.reading.times import unit_of
+from fastcl.recsys.models.base import Model
+from fastcl.recsys.models.batching import Packed, Spans, batch_count, batched, log_shares, newest, pack, time_buckets
+from fastcl.recsys.models.clrec.encoders import ENCODERS, FEATURES, ItemEncoder, UserEncoder, initialise
+from fastcl.recsys.models.clrec.objectives import DUPLICATES, OBJECTIVES, Pairs, draw
+from fastcl.recsys.models.clrec.propensities import PROPENSITIES
+from fastcl.recsys.models.clrec.queues import SOURCES, follower
+from fastcl.recsys.models.clrec.tasks import TASKS, Later, later, pick, u2u
+from fastcl.recsys.options import above, at_least, between, one_of
+
+_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+# Seconds of a unit, as fractions so that cuts of whole days stay whole; and what the units of dates are called.
+UNITS = {
+    **{name: Fraction(1, 10**digits) for name, digits in (("millisecond", 3), ("microsecond", 6), ("nanosecond", 9))},
+    **{"second": Fraction(1), "minute": Fraction(60), "hour": Fraction(3600), "day": Fraction(86400)},
+}
+GUESSED = {"s": "second", "ms": "millisecond", "us": "microsecond", "ns": "nanosecond"}
+
+
+def cuts_in(unit: str, seconds: Sequence[float]) -> list[float]:
+    """Limits of time buckets in one of UNITS."""
+    return [float(Fraction(cut) / UNITS[unit]) for cut in seconds]
+
+
+def check_unit(train: Histories, unit: str, cuts: Sequence[float]) -> None:
+    """Warns where there are times and cuts, and the times look like those of another unit."""
+    guess = None if train.time is None or not cuts else unit_of(train.time)
+    if guess is not None and GUESSED[guess] != unit:
+        warnings.warn(f"time_unit: times look like {GUESSED[guess]}s, got {unit!r}", stacklevel=3)
+
+
+@dataclass(frozen=True)
+class CLRecConfig:
+    """The paper's production model; the others it compares are a few options away.
+
+    encoder: "pooling", the paper's, or "sasrec", the Transformer of its public tables (there with lr 5e-3, max_len 50
+        and more dropout).
+    objective: "clrec", or a loss that the paper compares with: "sampled_softmax" (`negatives` items drawn by their
+        clicks, with log q), "negative_sampling" (`samples` drawn for each pair by clicks ** 0.75, binary decisions),
+        "shared_negatives" (`negatives` of those for all pairs), "full_softmax", "ipw" (that, weighted by 1 / q(y|x)).
+    tasks: "u2i", the next click, or "u2i,u2u": beside it, telling a user's later clicks (up to nine) from other users',
+        by their vectors and with a queue of its own, which holds vectors unless negatives_from is "batch".
+    heads: with "sasrec" dim must be a multiple of it. hidden: width of the attention MLP ("pooling"). blocks: depth
+        ("sasrec"). max_len: 20, as in the paper's production code.
+    batch: spans a batch. With "pooling" a span is a (history, next click) pair; with "sasrec" it is a window of at most
+        max_len clicks, each of which predicts the next one.
+    negatives: the newest so many clicks, those of the batch among them: the queue fills up what a batch has too few.
+    negatives_from: beside the batch, a queue of the "ids" of earlier positives, encoded again each step so that they
+        learn too (the paper's variant b, which it uses for u2i), or of their "vectors" (c: faster where features are
+        costly to encode; only the batch then pushes items away from users); "batch" has none beside it (a).
+    momentum: above 0, queued vectors come from encoders that follow the trained ones, momentum old + (1 - momentum)
+        new each step (MoCo, He et al. 2020, has 0.999; here the batch's own positives still learn).
+    features: of items, used "everywhere", or for "clicks" alone, not for targets and negatives (the paper's Table 6).
+    propensity: of "ipw", "popularity" (q is the item's share of the clicks) or "learned" (a small multinomial model of
+        the click before, trained alongside); for a module of your own, set `model.propensity`. weight_limit: the
+        largest weight of a pair, 1 being that of equal propensities.
+    duplicates: "keep" leaves further clicks of the positive's item in the sum, as the paper and its Theorem 1 have it,
+        and only the clicks of the same window out of it; "exclude" leaves out the clicks of the positive's item.
+    time_cuts: rising limits of the time buckets ("pooling"), in seconds (a minute to four years); empty for data
+        without times. time_unit: of the data's times: "second", "millisecond", "microsecond", "nanosecond", "minute",
+        "hour" or "day".
+    """
+
+    encoder: str = "pooling"
+    objective: str = "clrec"
+    tasks: tuple[str, ...] = ("u2i",)
+    dim: int = 64
+    heads: int = 4
+    hidden: int = 64
+    blocks: int = 2
+    max_len: int = 20
+    dropout: float = 0.2
+    batch: int = 256
+    negatives: int = 2560
+    negatives_from: str = "ids"
+    momentum: float = 0.0
+    features: str = "everywhere"
+    samples: int = 64
+    propensity: str = "popularity"
+    weight_limit: float = 10.0
+    temperature: float = 0.07
+    duplicates: str = "keep"
+    lr: float = 3e-3
+    time_cuts: tuple[float, ...] = (
+        *(_MINUTE, 5 * _MINUTE, 15 * _MINUTE, _HOUR, 4 * _HOUR, 12 * _HOUR),
+        *(_DAY, 2 * _DAY, 4 * _DAY, 7 * _DAY, 14 * _DAY, 30 * _DAY),
+        *(60 * _DAY, 120 * _DAY, 240 * _DAY, 365 * _DAY, 730 * _DAY, 1461 * _DAY),
+    )
+    time_unit: str = "second"
+
+    def __post_init__(self) -> None:
+        one_of(ENCODERS, "encoder", self.encoder)
+        one_of(OBJECTIVES, "objective", self.objective)
+        if self.tasks not in TASKS:
+            raise ValueError(f"tasks: expected u2i or u2i,u2u, got {','.join(self.tasks) or 'none'}")
+        one_of(SOURCES, "negatives_from", self.negatives_from)
+        one_of(FEATURES, "features", self.features)
+        one_of(PROPENSITIES, "propensity", self.propensity)
+        for name in ("dim", "heads", "hidden", "blocks", "max_len", "batch", "samples"):
+            at_least(1, name, getattr(self, name))
+        queued = self.negatives_from != "batch" and (OBJECTIVES[self.objective].queue or "u2u" in self.tasks)
+        at_least(self.batch + 1 if queued else 1, "negatives", self.negatives)
+        for name in ("dropout", "momentum"):
+            between(0.0, 1.0, name, getattr(self, name))
+        if self.momentum and not (queued and ("u2u" in self.tasks or self.negatives_from == "vectors")):
+            raise ValueError(f"momentum: expected 0 where no vectors are queued, got {self.momentum}")
+        for name in ("temperature", "weight_limit", "lr"):
+            above(0.0, name, getattr(self, name))
+        one_of(DUPLICATES, "duplicates", self.duplicates)
+        if list(self.time_cuts) != sorted(set(self.time_cuts)):
+            raise ValueError(f"time_cuts: expected rising limits, got {self.time_cuts}")
+        one_of(UNITS, "time_unit", self.time_unit)
+        ENCODERS[self.encoder].check(self)
+
+
+_NONE = absent(torch.int64)
+
+
+class Batch(NamedTuple):
+    """What follows the target is left out where a model has no use for it."""
+
+    clicks: Packed
+    item: Tensor  # int64 [n]
+    bucket: Tensor  # int64 [n]
+    target: Tensor  # int64 [N], the click after each history, or with "sasrec" after each click
+    at: Tensor = _NONE  # int64 [N], the packed row that each target follows
+    row: Tensor = _NONE  # int64 [N], the history, of those that `batches` was given
+    drawn: Tensor = _NONE  # int64 [M] or [N, K], what the objective draws
+    later: Later | None = None
+
+
+class CLRec(Model):
+    """A user encoder over a click history, scored against encoded items by cosine / temperature.
+
+    An item is its id embedding plus the concatenation of its features' embeddings (means over several values). A user
+    is several weighted sums of the past clicks, themselves summed by weight, or the last state of a Transformer. In the
+    first, a click adds its time bucket (of the time up to the history's newest click, so nothing of the target is
+    known) and its backward position (the earliest click at zero). Negatives are the batch's other positives and a
+    queue of earlier ones, so they appear as often as they are clicked. No log q correction: the optimum is preference
+    over exposure.
+
+    Args:
+        items: the item table with its features; the ids outside belong to it.
+        seed: of the initial weights.
+        options: fields of `CLRecConfig`.
+
+    >>> from fastcl.recsys import CLRec, Histories, Items
+    >>> model = CLRec(Items(ids=("a", "b", "c")), dim=8, seed=0)
+    >>> model.scores(Histories.from_lists([[1, 2], [3]])).shape
+    torch.Size([2, 4])
+    """
+
+    name = "clrec"
+    Config = CLRecConfig
+    log_share: Tensor  # [I], log of each item's share of the train clicks; set by `batches`
+
+    def __init__(self, items: Items, *, seed: int = 0, **options: Any) -> None:
+        config = CLRecConfig(**options)
+        super().__init__(items, config)
+        self.objective = OBJECTIVES[config.objective]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.item = ItemEncoder(items, config.dim)
+            self.user = ENCODERS[config.encoder](config)
+            initialise(self)
+            self.propensity = PROPENSITIES[config.propensity](len(items)) if self.objective.weighs else None
+        learns = self.propensity is not None and any(True for _ in self.propensity.parameters())
+        names = (*config.tasks, *(["propensity"] if learns else []))
+        self.part_names = names if len(names) > 1 else ("loss",)
+        self.cuts = cuts_in(config.time_unit, config.time_cuts)
+        self.source, self.features = SOURCES[config.negatives_from], FEATURES[config.features]
+        size = config.negatives - config.batch
+        self.queue = self.source.queue(size, config.dim) if self.objective.queue else None
+        both = "u2u" in config.tasks
+        self.later_queue = NegativeQueue(size, config.dim) if both and config.negatives_from != "batch" else None
+        self.item_follower = follower(self.item) if config.momentum else None
+        self.user_follower = follower(self.user) if config.momentum and both else None
+        self.register_buffer("log_share", torch.zeros(len(items)), persistent=False)
+        # Of the last loss, on their way into the queues.
+        self._positives, self._later = torch.empty(0, config.dim), torch.empty(0, config.dim)
+
+    def forward(self, x: Tensor, bucket: Tensor, clicks: Packed) -> Tensor:
+        """Encoded clicks x [n, D] with their buckets [n] to normalised users [N, D]."""
+        return F.normalize(self.user(x, bucket, clicks), dim=-1)
+
+    def encode(self, histories: Histories) -> Tensor:
+        """[B, D], the normalised user vector of each history."""
+        clicks, item, bucket = self._clicks(histories, newest(histories, self.config.max_len))
+        return self._served(self.item, self.user, clicks, item, bucket)
+
+    def _served(self, items: ItemEncoder, users: UserEncoder, clicks: Packed, item: Tensor, bucket: Tensor) -> Tensor:
+        x, _ = self.features.both(items, item, item[:0])
+        return F.normalize(users.served(users(x, bucket, clicks), clicks), dim=-1)
+
+    def item_vectors(self) -> Tensor:
+        """[I+1, D], normalised encoded items / temperature: a score is cosine / temperature."""
+        return self._every_item() / self.config.temperature
+
+    def _every_item(self) -> Tensor:
+        every = torch.arange(len(self.items) + 1, device=self.device)
+        return F.normalize(self.features.scored(self.item, every), dim=-1)
+
+    def loss(self, batch: Batch) -> Tensor:
+        return torch.stack(list(self.parts(batch).values())).sum()
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        pairs = self._pairs(batch)
+        self._positives = pairs.positive.detach()
+        parts = [self.objective.loss(pairs, self.config)]
+        if batch.later is not None:
+            parts.append(self._u2u(pairs.user, batch.later))
+        if "propensity" in self.part_names:
+            parts.append(-pairs.log_q.mean())
+        return dict(zip(self.part_names, parts, strict=True))
+
+    def _u2u(self, user: Tensor, later: Later) -> Tensor:
+        after = self._served(self.item, self.user, later.clicks, later.item, later.bucket)
+        self._later = after.detach()
+        queued = None if self.later_queue is None else self.later_queue.newest(self.config.negatives - len(after))
+        return u2u(user[later.pair], after, later.row, queued, self.config.temperature)
+
+    def _pairs(self, batch: Batch) -> Pairs:
+        drawn, queued = batch.drawn, None
+        if self.queue is not None:
+            drawn, queued = self.source.read(self.queue, max(0, self.config.negatives - len(batch.target)))
+        x, scored = self.features.both(self.item, batch.item, torch.cat([batch.target, drawn.flatten()]))
+        positive, keys = F.normalize(scored, dim=-1).split([len(batch.target), drawn.numel()])
+        log_q = x.new_empty(0)
+        if self.propensity is not None:
+            log_q = self.propensity(batch.item[batch.at], batch.target, self.log_share)
+        return Pairs(
+            user=self(x, batch.bucket, batch.clicks),
+            positive=positive,
+            target=batch.target,
+            window=batch.clicks.row[batch.at],
+            drawn=drawn,
+            keys=keys.unflatten(0, drawn.shape),
+            queued=queued,
+            items=lambda: self._every_item()[1:],
+            log_share=self.log_share,
+            log_q=log_q,
+        )
+
+    def after_step(self, batch: Batch) -> None:
+        """The batch's positives join the queues, as the loss encoded them or as the followers do."""
+        positives, after = self._positives, self._later
+        if self.item_follower is not None:
+            momentum_update(self.item_follower, self.item, self.config.momentum)
+            positives = F.normalize(self.features.scored(self.item_follower, batch.target), dim=-1)
+        if self.item_follower is not None and self.user_follower is not None and batch.later is not None:
+            momentum_update(self.user_follower, self.user, self.config.momentum)
+            with torch.no_grad():
+                after = self._served(self.item_follower, self.user_follower, *batch.later[:3])
+        if self.queue is not None:
+            self.queue.push(self.source.entry(positives, batch.target), ids=batch.target)
+        if self.later_queue is not None and batch.later is not None:
+            self.later_queue.push(after, ids=batch.later.row)
+
+    def steps(self, train: Histories) -> int:
+        return batch_count(self.user.spans(train, self.config.max_len), self.config.batch)
+
+    def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
+        """One epoch: every click but a history's first is a target once."""
+        check_unit(train, self.config.time_unit, self.cuts)
+        self.log_share.copy_(log_shares(train, len(self.items)))
+        spans = self.user.spans(train, self.config.max_len)
+        for part in batched(spans, self.config.batch, rng, self.share, self.user.sorted_together):
+            clicks, item, bucket = self._clicks(train, part)
+            at = self.user.trained(clicks)
+            follows = clicks.source[at.numpy(force=True)] + 1
+            row = part.row[clicks.row[at].numpy(force=True)]
+            target = self.tensor(train.item[follows])
+            drawn = draw(self.log_share, self.objective.power, self.objective.shape(len(at), self.config), rng)
+            then = self._later_clicks(train, follows, row, clicks.row[at], rng) if "u2u" in self.config.tasks else None
+            yield Batch(clicks, item, bucket, target, at, self.tensor(row), self.tensor(drawn), then)
+
+    def _later_clicks(
+        self, train: Histories, follows: np.ndarray, row: np.ndarray, window: Tensor, rng: np.random.Generator
+    ) -> Later:
+        pair = pick(window.numpy(force=True), rng)
+        clicks, item, bucket = self._clicks(train, later(train, follows[pair], row[pair], self.config.max_len))
+        return Later(clicks, item, bucket, self.tensor(pair), self.tensor(row[pair]))
+
+    def _clicks(self, histories: Histories, spans: Spans) -> tuple[Packed, Tensor, Tensor]:
+        clicks = pack(spans, self.device)
+        bucket = time_buckets(histories, spans, clicks, self.cuts)
+        return clicks, self.tensor(histories.item[clicks.source]), self.tensor(bucket)

@@ -1,0 +1,46 @@
+"""CLRec's second task (Zhou et al. 2021, appendix B.4): u2u, which tells a user's later clicks from those of others.
+
+How the later sequences are cut and the task's loss; encoding them and queueing their vectors is the model's, in
+clrec.py.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+import fastcl
+from fastcl.negatives import Evicted
+from fastcl.recsys.data import Histories
+from fastcl.recsys.models.batching import Packed, Spans
+
+LONGEST = 9  # clicks of a later sequence: "less than ten"
+TASKS = (("u2i",), ("u2i", "u2u"))  # serving recommends items, so u2i is never left out
+
+
+class Later(NamedTuple):
+    """One later sequence for each span of a batch: the clicks that follow the history of one of its pairs."""
+
+    clicks: Packed
+    item: Tensor  # int64 [m]
+    bucket: Tensor  # int64 [m], times up to the sequence's own newest click
+    pair: Tensor  # int64 [B], 0..N-1
+    row: Tensor  # int64 [B], the history, of those that `batches` was given
+
+
+def pick(window: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """[B], one pair of each span by chance; window [N] rises, every span 0..B-1 has a pair."""
+    count = np.bincount(window)
+    return count.cumsum() - count + (rng.random(len(count)) * count).astype(np.int64)
+
+
+def later(train: Histories, begin: np.ndarray, row: np.ndarray, length: int) -> Spans:
+    """Of at most `length` and at most `LONGEST` clicks from `begin` [B] on, within histories `row` [B]."""
+    return Spans(begin, np.minimum(begin + min(length, LONGEST), train.offsets[row + 1]), row)
+
+
+def u2u(before: Tensor, after: Tensor, row: Tensor, queued: Evicted | None, temperature: float) -> Tensor:
+    """Which sequence [B, D] follows which, among the batch's and earlier ones; another of the same user is no
+    negative.
+    """
+    return fastcl.infonce(before, after, temperature=temperature, normalize=False, in_batch=True, queue=queued, ids=row)

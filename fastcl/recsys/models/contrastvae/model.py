@@ -1,0 +1,337 @@
+"""ContrastVAE (Wang et al. 2022, "ContrastVAE: Contrastive Variational AutoEncoder for Sequential Recommendation"):
+a variational Transformer over a click history, trained on two views of it that are held together by a contrast.
+
+The model only: config, encoders and decoder, losses, batches. Augmentations, reconstruction losses and contrasts are
+tables in views.py; what the authors' program does otherwise is in rules.py.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fastcl.recsys.data import PAD, Histories, Items
+from fastcl.recsys.models.base import Model
+from fastcl.recsys.models.batching import Packed, Spans, Unclicked, batch_count, batched, log_shares, newest, pack
+from fastcl.recsys.models.contrastvae.rules import CLEAN, RULES, Sampler, packed
+from fastcl.recsys.models.contrastvae.views import CONTRASTS, RECONSTRUCTIONS, SEQUENCE
+from fastcl.recsys.models.layers import POSITIONS, Dropout, PostBlock
+from fastcl.recsys.options import above, at_least, between, one_of
+
+# Second views that need no other sequence: another pass with other dropout (MA), and learned noise on sigma (VA).
+MODEL, VARIATIONAL = "dropout", "variational"
+ALPHAS = {"scalar": lambda config: (), "dimension": lambda c: (c.dim,), "position": lambda c: (c.max_len, 1)}
+TEMPERATURES = ("fixed", "learned")
+
+
+@dataclass(frozen=True)
+class ContrastVAEConfig:
+    """dim must be a multiple of heads; blocks is the depth of each of the three Transformers; `batch` counts windows
+    of at most max_len clicks.
+
+    positions: counted from the "newest" click or the "oldest" one; with compat from the newest.
+    augment: what makes the second view: any of "crop", "mask", "reorder" (one of those given at random a sequence, the
+        paper's DA), "dropout" (MA), "variational" (VA); together they combine; () is AVAE: one view, no contrast.
+    alpha: of VA, "scalar", "dimension" or "position". sigma_dropout: of MA and DA in the authors' program only.
+    reconstruction: "softmax" (all items), "sampled" (`samples` of them a batch) or "bce" (one unclicked item).
+    debias: adds debias * log(share of the train clicks) to the logits in training alone, so that this part of an
+        item's popularity need not be learned and is left out of the scores (logit adjustment, Menon et al. 2021).
+    contrast: "infonce", "dcl", "mine_plus" or "nt_xent", times contrast_weight, of cosines / temperature, which is
+        "fixed" or "learned". kl_weight: the weight is min(kl_weight, optimiser steps / kl_steps).
+    compat: "none", or "paper-code": the authors' program, with its defaults (rules.PAPER_CODE).
+    """
+
+    dim: int = 64
+    heads: int = 2
+    blocks: int = 1
+    max_len: int = 50
+    positions: str = "newest"
+    dropout: float = 0.5
+    attention_dropout: float = 0.0
+    batch: int = 128
+    augment: tuple[str, ...] = (VARIATIONAL,)
+    alpha: str = "scalar"
+    sigma_dropout: float = 0.2
+    reconstruction: str = "softmax"
+    samples: int = 512
+    debias: float = 0.0
+    contrast: str = "infonce"
+    contrast_weight: float = 0.3
+    temperature: float = 0.2
+    temperature_is: str = "fixed"
+    kl_weight: float = 0.005
+    kl_steps: int = 1000
+    lr: float = 3e-3
+    compat: str = "none"
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "heads", "blocks", "max_len", "batch", "samples", "kl_steps"):
+            at_least(1, name, getattr(self, name))
+        for name in ("dropout", "attention_dropout", "sigma_dropout"):
+            between(0.0, 1.0, name, getattr(self, name))
+        for name in ("debias", "contrast_weight", "kl_weight"):
+            between(0.0, float("inf"), name, getattr(self, name))
+        for name in ("temperature", "lr"):
+            above(0.0, name, getattr(self, name))
+        for name in self.augment:
+            one_of((*SEQUENCE, MODEL, VARIATIONAL), "augment", name)
+        one_of(POSITIONS, "positions", self.positions)
+        one_of(ALPHAS, "alpha", self.alpha)
+        one_of(RECONSTRUCTIONS, "reconstruction", self.reconstruction)
+        one_of(CONTRASTS, "contrast", self.contrast)
+        one_of(TEMPERATURES, "temperature_is", self.temperature_is)
+        one_of(RULES, "compat", self.compat)
+        if self.compat != "none" and self.positions != "newest":
+            raise ValueError(f'positions: expected "newest" with compat={self.compat!r}, got {self.positions!r}')
+        if self.dim % self.heads:
+            raise ValueError(f"dim: expected a multiple of heads={self.heads}, got {self.dim}")
+
+
+class View(NamedTuple):
+    """n positions; the target is 0 where there is nothing to predict (padding, which only the authors' program
+    has).
+    """
+
+    clicks: Packed  # all positions
+    real: Packed  # those that are clicks; the same where nothing is padded
+    item: Tensor  # int64 [n], 0..I+1 (I+1: covered)
+    target: Tensor  # int64 [n], 0..I
+    negative: Tensor  # int64, what the reconstruction draws
+
+
+class ContrastVAE(Model):
+    """Two-view ELBO and a contrast between the views (the paper's ContrastELBO):
+
+        loss = rec(x | z) + rec(x' | z') + w (KL(q(z|x), N(0, I)) + KL(q(z'|x'), N(0, I))) + v contrast(z, z')
+
+    Item and position embedding, layer norm and dropout; two causal Transformers give mean and log-variance of every
+    position, a third decodes z; scores are inner products of its newest position with the item table. z = mu +
+    sigma eps in training (alpha sigma eps in the second view under VA), mu otherwise. rec and KL (summed over D) are
+    means over real positions; the contrast compares the means of z over each sequence's positions. alpha =
+    sigmoid(parameter), from 0.5, and costs the KL of variational dropout (Kingma et al. 2015, Eq. 14).
+
+    Args:
+        items: the item table; the ids outside belong to it.
+        seed: of the initial weights.
+        options: fields of `ContrastVAEConfig`.
+
+    >>> from fastcl.recsys import ContrastVAE, Histories, Items
+    >>> model = ContrastVAE(Items(ids=("a", "b", "c")), dim=8, seed=0)
+    >>> model.scores(Histories.from_lists([[1, 2], [3]])).shape
+    torch.Size([2, 4])
+    """
+
+    name = "contrastvae"
+    Config = ContrastVAEConfig
+    step: Tensor  # int64 [], optimiser steps so far
+    bias: Tensor  # [I], joins the logits of the loss; set by `batches`
+
+    def __init__(self, items: Items, *, seed: int = 0, **options: Any) -> None:
+        rules = RULES.get(options.get("compat", "none"), CLEAN)  # an unknown name is the config's to refuse
+        config = ContrastVAEConfig(**{**rules.options, **options})
+        super().__init__(items, config)
+        self.rules = rules
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.item = nn.Embedding(len(items) + 2, config.dim, padding_idx=PAD)
+            self.position = nn.Embedding(config.max_len, config.dim)
+            self.norm = nn.LayerNorm(config.dim, eps=1e-12)
+            self.dropout = Dropout(config.dropout)
+            self.to_mu, self.to_log_variance, self.decoder = (self._transformer() for _ in range(3))
+            for module in self.modules():
+                if isinstance(module, nn.Linear | nn.Embedding):
+                    nn.init.normal_(module.weight, std=0.02)
+                if isinstance(module, nn.Linear):
+                    nn.init.zeros_(module.bias)
+        varied = VARIATIONAL in config.augment
+        more = {"contrast": bool(config.augment), "alpha": varied}
+        self.part_names = ("reconstruction", "kl", *(name for name, there in more.items() if there))
+        self.alpha_logit = nn.Parameter(torch.zeros(ALPHAS[config.alpha](config))) if varied else None
+        learned = config.temperature_is == "learned" and config.augment
+        self.log_temperature = nn.Parameter(torch.tensor(config.temperature).log()) if learned else None
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("bias", torch.zeros(len(items)), persistent=False)
+
+    def _transformer(self) -> nn.ModuleList:
+        config = self.config
+        return nn.ModuleList(
+            PostBlock(config.dim, config.heads, config.dropout, config.attention_dropout) for _ in range(config.blocks)
+        )
+
+    def embed(self, item: Tensor, clicks: Packed) -> Tensor:
+        """[n] -> [n, D]."""
+        position = self.position(POSITIONS[self.config.positions](clicks))
+        return self.dropout(self.norm(self.item(item) + position))
+
+    def posterior(
+        self, embedded: Tensor, clicks: Packed, masks: Sequence[Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance of z at each position, [n, D]. masks: as PostBlock takes them."""
+        mu = log_variance = embedded
+        for block in self.to_mu:
+            mu = block(mu, clicks, masks)
+        for block in self.to_log_variance:
+            log_variance = block(log_variance, clicks, masks)
+        return mu, log_variance
+
+    def decode(self, z: Tensor, clicks: Packed) -> Tensor:
+        """Of real clicks alone, [n, D] -> [n, D]: no state at one depends on padding, and none at padding is used."""
+        for block in self.decoder:
+            z = block(z, clicks)
+        return z
+
+    @property
+    def kl_weight(self) -> float:
+        return min(self.config.kl_weight, int(self.step) / self.config.kl_steps)
+
+    @property
+    def temperature(self) -> Tensor | float:
+        return self.config.temperature if self.log_temperature is None else self.log_temperature.exp()
+
+    def encode(self, histories: Histories) -> Tensor:
+        """[B, D], the decoder's state at the newest click of each history."""
+        item, clicks = self._newest(histories)
+        mu, log_variance = self.posterior(self.embed(item, clicks), clicks)
+        z = self._sampler(0)(mu, (0.5 * log_variance).exp(), 1.0, self.config.sigma_dropout, self.training)
+        return self.decode(z, clicks)[clicks.last]
+
+    def logits(self, histories: Histories) -> Tensor:
+        """float32 [B, I+2], inner products with every row of the table: padding, items, the mask token."""
+        return self.encode(histories) @ self.item.weight.T
+
+    def item_vectors(self) -> Tensor:
+        """[I+1, D], the item table without the mask token."""
+        return self.item.weight[:-1]
+
+    @torch.no_grad()
+    def diagnostics(self, histories: Histories) -> dict[str, float]:
+        """Signs of posterior collapse, means over all positions of the histories: "kl", of q(z|x) to N(0, I), summed
+        over D, and "variance", of a latent dimension.
+        """
+        kl, variance, count = 0.0, 0.0, 0
+        for start in range(0, len(histories), 256):
+            rows = np.arange(start, min(start + 256, len(histories)))
+            item, clicks = self._newest(histories.take(rows))
+            mu, log_variance = self.posterior(self.embed(item, clicks), clicks)
+            kl += divergence(mu, log_variance).double().sum().item()
+            variance += log_variance.exp().mean(-1).double().sum().item()
+            count += len(item)
+        return {"kl": kl / count, "variance": variance / count}
+
+    def loss(self, batch: tuple[View, ...]) -> Tensor:
+        return torch.stack(list(self.parts(batch).values())).sum()
+
+    def parts(self, batch: tuple[View, ...]) -> dict[str, Tensor]:
+        """The weighted terms of the loss, whose sum it is: reconstruction and kl of both views, contrast, alpha."""
+        config = self.config
+        reconstruction, kl, pooled = self.bias.new_zeros(()), self.bias.new_zeros(()), []
+        for nth, (view, embedded) in enumerate(zip(batch, self.rules.embed(self, batch), strict=True)):
+            clicks = view.clicks
+            mu, log_variance = self.posterior(embedded, clicks, self.rules.masks(clicks, view.item))
+            alpha = self._alpha(clicks) if nth else 1.0
+            z = self._sampler(nth)(mu, (0.5 * log_variance).exp(), alpha, config.sigma_dropout, self.training)
+            real = view.target != PAD
+            reconstruction = reconstruction + RECONSTRUCTIONS[config.reconstruction].loss(
+                self.decode(z[real], view.real), self.item_vectors(), view.target[real], view.negative, self.bias
+            )
+            kl = kl + divergence(mu, log_variance).mean()
+            total = z.new_zeros(len(clicks.length), config.dim).index_add(0, clicks.row, z)
+            pooled.append(total / clicks.length[:, None])
+        parts = {"reconstruction": reconstruction, "kl": self.kl_weight * kl}
+        if len(batch) > 1:
+            contrast = CONTRASTS[config.contrast](pooled[0], pooled[1], self.temperature)
+            parts["contrast"] = config.contrast_weight * contrast
+        if self.alpha_logit is not None:
+            parts["alpha"] = variational_dropout_kl(self.alpha_logit.sigmoid())
+        return parts
+
+    def targets(self, batch: tuple[View, ...]) -> int:
+        """How many positions of the first view the loss is a mean over."""
+        return int((batch[0].target != PAD).sum())
+
+    def after_step(self, batch: tuple[View, ...]) -> None:
+        self.step += 1
+
+    def steps(self, train: Histories) -> int:
+        return batch_count(self.rules.spans(train, self.config.max_len), self.config.batch)
+
+    def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[tuple[View, ...]]:
+        """One epoch; a batch is its one or two views."""
+        self.bias.copy_(self.config.debias * log_shares(train, len(self.items)).to(self.device))
+        unclicked = Unclicked(train, len(self.items))
+        for spans in batched(self.rules.spans(train, self.config.max_len), self.config.batch, rng, self.share):
+            lengths = spans.stop - spans.start - 1
+            at = np.repeat(spans.start - lengths.cumsum() + lengths, lengths) + np.arange(lengths.sum())
+            first = self._view(train.item[at], train.item[at + 1], lengths, spans.row, unclicked, rng)
+            yield (first, *self._second(first, train, spans, unclicked, rng))
+
+    def _second(
+        self, first: View, train: Histories, spans: Spans, unclicked: Unclicked, rng: np.random.Generator
+    ) -> tuple[View, ...]:
+        names = [name for name in self.config.augment if name in SEQUENCE]
+        if not names or not len(spans.row):  # no spans: the share of one of several processes
+            return (first,) if self.config.augment else ()
+        items, targets, lengths = [], [], []
+        for start, stop in zip(spans.start, spans.stop, strict=True):
+            look = SEQUENCE[names[rng.integers(len(names))]](int(stop - start - 1), rng)
+            lengths.append(len(look.order))
+            items.append(np.where(look.covered, len(self.items) + 1, train.item[start + look.order]))
+            targets.append(train.item[start + self.rules.follow(look.order)])
+        return (
+            self._view(np.concatenate(items), np.concatenate(targets), np.array(lengths), spans.row, unclicked, rng),
+        )
+
+    def _view(
+        self,
+        item: np.ndarray,
+        target: np.ndarray,
+        lengths: np.ndarray,
+        row: np.ndarray,
+        unclicked: Unclicked,
+        rng: np.random.Generator,
+    ) -> View:
+        clicks = self.rules.lay(lengths, self.config.max_len, self.device)
+        real = packed(lengths, self.config.max_len, self.device)
+        draw = RECONSTRUCTIONS[self.config.reconstruction].draw
+        negative = draw(unclicked, np.repeat(row, lengths), len(self.items), self.config.samples, rng)
+        return View(clicks, real, self._placed(item, clicks), self._placed(target, clicks), self.tensor(negative))
+
+    def _newest(self, histories: Histories) -> tuple[Tensor, Packed]:
+        """Without padding, under any rules: what they do with it costs training something, but changes no state of a
+        click.
+        """
+        clicks = pack(newest(histories, self.config.max_len), self.device)
+        return self.tensor(histories.item[clicks.source]), clicks
+
+    def _placed(self, values: np.ndarray, clicks: Packed) -> Tensor:
+        """The values of the real clicks where `clicks` has them, 0 at padding."""
+        return self.tensor(np.where(clicks.source >= 0, values[clicks.source], PAD))
+
+    def _sampler(self, nth: int) -> Sampler:
+        if not self.config.augment:
+            return self.rules.alone
+        if nth == 0:
+            return self.rules.first
+        return self.rules.varied if VARIATIONAL in self.config.augment else self.rules.second
+
+    def _alpha(self, clicks: Packed) -> Tensor | float:
+        if self.alpha_logit is None:
+            return 1.0
+        alpha = self.alpha_logit.sigmoid()
+        return alpha[clicks.position] if self.config.alpha == "position" else alpha
+
+
+def divergence(mu: Tensor, log_variance: Tensor) -> Tensor:
+    """KL(N(mu, sigma^2) || N(0, I)) = 0.5 sum_d (mu^2 + sigma^2 - 1 - log sigma^2), [n, D] -> [n]."""
+    return 0.5 * (mu.square() + log_variance.exp() - 1.0 - log_variance).sum(-1)
+
+
+def variational_dropout_kl(alpha: Tensor) -> Tensor:
+    """Mean of -(0.5 log a + c1 a + c2 a^2 + c3 a^3), the cubic fit of Kingma et al. 2015 (Eq. 14), up to a
+    constant.
+    """
+    c1, c2, c3 = 1.16145124, -1.50204118, 0.58629921
+    return -(0.5 * alpha.log() + c1 * alpha + c2 * alpha.square() + c3 * alpha**3).mean()

@@ -1,0 +1,266 @@
+"""Multi-CLRec (Zhou et al. 2021, "Contrastive Learning for Debiased Candidate Generation in Large-Scale Recommender
+Systems", section 3.2): several intents a user, a queue of negatives for each.
+
+The model only: config, user encoder, loss, batches. Its parts are in parts.py, its queues in
+queues.py. The predecessor that the authors published differs in many ways; this follows the paper.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastcl.normalize import normalized
+from fastcl.recsys.data import Histories, Items
+from fastcl.recsys.models.base import Model
+from fastcl.recsys.models.batching import (
+    TOGETHER,
+    Packed,
+    Spans,
+    batch_count,
+    batched,
+    newest,
+    pack,
+    prefixes,
+    time_buckets,
+)
+from fastcl.recsys.models.clrec.encoders import initialise
+from fastcl.recsys.models.clrec.model import UNITS, Batch, CLRecConfig, check_unit, cuts_in
+from fastcl.recsys.models.clrec.objectives import DUPLICATES
+from fastcl.recsys.models.layers import Dropout
+from fastcl.recsys.models.multi_clrec.parts import (
+    CategoryItems,
+    balance,
+    mlp,
+    polarity,
+    routing,
+    separation,
+    straight_through,
+)
+from fastcl.recsys.models.multi_clrec.queues import IntentQueues, infonce
+from fastcl.recsys.options import above, at_least, between, one_of
+
+KEPT = ("ids", "vectors")
+
+
+@dataclass(frozen=True)
+class MultiCLRecConfig:
+    """`batch` counts (history, next click) pairs. main, secondary: negatives of the main queue, the batch's own among
+    them, and of each intent's, 1,280 both in the paper.
+
+    intents: H, 16 on public data in the paper. served: K, how many of a user's intents items are retrieved for, at
+        most H; 1 is what is trained, more for lists of several intents.
+    category: the item feature that intents are clusters of; "" for the first one there is. It should part the items
+        into many more values than intents, none of which holds a large share of them.
+    negatives_from: a queue keeps the "ids" of items, to encode them again each step, or their "vectors". With these
+        the encoder's MLP, which moves all items at once, tells new vectors from old ones instead of items.
+    hidden: width of all MLPs. duplicates, time_cuts, time_unit: as in `CLRecConfig`.
+    polarity, separation, balance: weights of the auxiliary losses (Eq. 10 to 12), 1 in the paper; 0 leaves one out, as
+        is done with separation here: it also drives the chosen intent away from every target of another one. On the
+        bundled movies the mean validation NDCG@10 of two seeds is 0.040 without it and 0.024 with weight 1
+        (`python -m benchmarks.choices separation`); where targets share an intent it may help (Amazon Tools: validation
+        recall@10 0.019 with, 0.015 without).
+    """
+
+    dim: int = 64
+    intents: int = 16
+    served: int = 1
+    category: str = ""
+    hidden: int = 64
+    max_len: int = 20
+    dropout: float = 0.2
+    batch: int = 256
+    main: int = 1280
+    secondary: int = 1280
+    negatives_from: str = "ids"
+    temperature: float = 0.07
+    polarity: float = 1.0
+    separation: float = 0.0
+    balance: float = 1.0
+    duplicates: str = "keep"
+    lr: float = 3e-3
+    time_cuts: tuple[float, ...] = CLRecConfig.time_cuts
+    time_unit: str = "second"
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "intents", "served", "hidden", "max_len", "batch", "secondary"):
+            at_least(1, name, getattr(self, name))
+        at_least(self.batch + 1, "main", self.main)
+        between(0.0, 1.0, "dropout", self.dropout)
+        for name in ("polarity", "separation", "balance"):
+            between(0.0, float("inf"), name, getattr(self, name))
+        for name in ("temperature", "lr"):
+            above(0.0, name, getattr(self, name))
+        one_of(KEPT, "negatives_from", self.negatives_from)
+        one_of(DUPLICATES, "duplicates", self.duplicates)
+        if self.served > self.intents:
+            raise ValueError(f"served: expected at most intents={self.intents}, got {self.served}")
+        if list(self.time_cuts) != sorted(set(self.time_cuts)):
+            raise ValueError(f"time_cuts: expected rising limits, got {self.time_cuts}")
+        one_of(UNITS, "time_unit", self.time_unit)
+
+
+class Encoded(NamedTuple):
+    """Users of a batch: their intention vectors z [B, H, D], and how well each one fits them, w [B, H] (Eq. 8, 9)."""
+
+    intention: Tensor
+    fit: Tensor
+
+
+class MultiCLRec(Model):
+    """A user as one vector for each of H intents, which are clusters of item categories; the loss takes the intent that
+    fits best, and negatives of the target's intent beside those that all users share.
+
+    An item's category is routed to the intents by its cosine to their prototypes (Eq. 7). A click weighs what an MLP
+    makes of its item, category, time bucket and backward position (Eq. 6); the time reaches up to the history's
+    newest click, not to the target's as in the paper, which is not known when serving. Clicks pooled by weight and
+    routing give the intention vectors z_h (Eq. 8), and a straight-through choice the user's z (Eq. 9). The loss is
+
+        -log share of the target among main queue and its intent's queue (Eq. 13)  +  polarity * Eq. 10
+            + separation * Eq. 11  +  balance * Eq. 12
+
+    all of cosines / temperature. That an MLP's vector is added to what it changes is not in the paper.
+
+    An item's score is its cosine / temperature with the intent that fits best. Where `served` is more, it is the
+    largest of cosine / temperature + log softmax(w)_h over so many: how likely the intent and then the item is. The
+    paper retrieves items for each intent and leaves open how they are merged; cosines alone have no common scale, as
+    an intent that does not fit a user has items close to it too.
+
+    Items without a value of the category feature, and all items where there is no feature, are a category each: they
+    are routed by their id's embedding.
+
+    Args:
+        items: the item table with its features; the ids outside belong to it.
+        seed: of the initial weights.
+        options: fields of `MultiCLRecConfig`.
+
+    Raises ValueError for a category that is no item feature.
+
+    >>> from fastcl.recsys import Histories, Items, MultiCLRec
+    >>> model = MultiCLRec(Items(ids=("a", "b", "c")), dim=8, intents=4, served=2, seed=0)
+    >>> histories = Histories.from_lists([[1, 2], [3]])
+    >>> model.encode(histories).shape, model.scores(histories).shape
+    (torch.Size([2, 2, 9]), torch.Size([2, 4]))
+    """
+
+    name = "multi_clrec"
+    Config = MultiCLRecConfig
+    part_names = ("contrast", "polarity", "separation", "balance")
+
+    def __init__(self, items: Items, *, seed: int = 0, **options: Any) -> None:
+        config = MultiCLRecConfig(**options)
+        super().__init__(items, config)
+        if config.category:
+            one_of(items.features, "category", config.category)
+        self.category = config.category or next(iter(items.features), "")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            dim, hidden = config.dim, config.hidden
+            self.item = CategoryItems(items, self.category, dim, hidden)
+            self.position = nn.Embedding(config.max_len, dim)
+            self.bucket = nn.Embedding(len(config.time_cuts) + 1, dim) if config.time_cuts else None
+            self.dropout = Dropout(config.dropout)
+            self.importance = mlp((4 if config.time_cuts else 3) * dim, hidden, 1)
+            self.prototype, self.beta = (nn.Embedding(config.intents, dim) for _ in range(2))
+            self.intention = mlp(2 * dim, hidden, dim)
+            self.choice = mlp(dim, hidden, dim)
+            initialise(self)
+        self.cuts = cuts_in(config.time_unit, config.time_cuts)
+        sizes = config.intents, config.main - config.batch, config.secondary
+        self.queues = IntentQueues(*sizes, dim, config.negatives_from)
+        self._positives = torch.empty(0, dim)  # of the last loss, on their way into the queue
+
+    def forward(self, item: Tensor, category: Tensor, routing: Tensor, bucket: Tensor, clicks: Packed) -> Encoded:
+        """Encoded items [n, D], their categories [n, D] and routing [n, H], buckets [n] -> the B users."""
+        about = [item, category, self.position(clicks.position)]
+        if self.bucket is not None:
+            about.append(self.bucket(bucket))
+        importance = clicks.pad(self.importance(torch.cat(about, -1)), fill=-torch.inf).softmax(1)  # [B, L, 1]
+        pooled = (importance * clicks.pad(routing)).transpose(1, 2) @ clicks.pad(self.dropout(item))
+        z = pooled + self.intention(torch.cat([pooled, self.beta.weight.expand_as(pooled)], -1))
+        # A click's routing sums to one, so the sum over intents is that of the clicks by importance.
+        whole = pooled.sum(1, keepdim=True)
+        m = whole + self.choice(whole)
+        return Encoded(z, (normalized(m) * normalized(z)).sum(-1) / self.config.temperature)
+
+    def users(self, histories: Histories) -> Encoded:
+        """The intention vectors of each history, and how well they fit it."""
+        clicks, item, bucket = self._clicks(histories, newest(histories, self.config.max_len))
+        distinct, place = item.unique(return_inverse=True)
+        vectors, categories = self.item(distinct)
+        routed = self._routing(categories).exp()
+        return self(*(F.embedding(place, table) for table in (vectors, categories, routed)), bucket, clicks)
+
+    def encode(self, histories: Histories) -> Tensor:
+        """[B, K, D+1]: the `served` intention vectors that fit each history best, normalised, best first, and behind
+        each one the log of its intent's share.
+        """
+        z, fit = self.users(histories)
+        share, best = fit.log_softmax(1).topk(self.config.served, dim=1)
+        vectors = normalized(z.gather(1, best[:, :, None].expand(-1, -1, self.config.dim)))
+        return torch.cat([vectors, share[:, :, None].to(vectors)], -1)
+
+    def item_vectors(self) -> Tensor:
+        """[I+1, D+1], normalised encoded items / temperature, and a one to which the log share is added."""
+        vectors = normalized(self.item(torch.arange(len(self.items) + 1, device=self.device))[0])
+        return F.pad(vectors / self.config.temperature, (0, 1), value=1.0)
+
+    def intents(self, item: Tensor) -> Tensor:
+        """float32 [n, H], p_{h|t} of items [n]: how each one's category is shared out among the intents (Eq. 7)."""
+        return self._routing(self.item(item)[1]).exp()
+
+    def _routing(self, category: Tensor) -> Tensor:
+        return routing(category, self.prototype.weight, self.config.temperature)
+
+    def loss(self, batch: Batch) -> Tensor:
+        return torch.stack(list(self.parts(batch).values())).sum()
+
+    def parts(self, batch: Batch) -> dict[str, Tensor]:
+        """The weighted terms of the loss, whose sum it is."""
+        config = self.config
+        # Each distinct item of the batch is encoded once.
+        everything = torch.cat([batch.target, batch.item, self.queues.again()])
+        distinct, place = everything.unique(return_inverse=True)
+        vectors, categories = self.item(distinct)
+        log_routed = self._routing(categories)
+        of_target, of_click, of_queued = place.tensor_split((len(batch.target), len(batch.target) + len(batch.item)))
+        tables = (vectors, categories, log_routed.exp())
+        z, fit = self(*(F.embedding(of_click, table) for table in tables), batch.bucket, batch.clicks)
+        user = normalized((straight_through(fit)[:, None] @ z)[:, 0])
+        unit = normalized(vectors)
+        positive = F.embedding(of_target, unit)
+        self._positives = positive.detach()
+        log_routed_target = F.embedding(of_target, log_routed)
+        intent = log_routed_target.argmax(1)
+        queued = self.queues.ready(F.embedding(of_queued, unit))
+        ids = DUPLICATES[config.duplicates](batch.target)
+        cosine = (normalized(z) @ positive[:, :, None])[:, :, 0]
+        return {
+            "contrast": infonce(user, positive, queued, intent, config.temperature, ids),
+            "polarity": config.polarity * polarity(log_routed_target),
+            "separation": config.separation * separation(cosine, intent, config.temperature),
+            "balance": config.balance * balance(F.embedding(torch.cat([of_target, of_click]), log_routed)),
+        }
+
+    @torch.no_grad()
+    def after_step(self, batch: Batch) -> None:
+        """The batch's encoded positives join the main queue; what that evicts, the queue of its intent."""
+        self.queues.push(self._positives, batch.target, route=lambda ids: self.intents(ids).argmax(1))
+
+    def steps(self, train: Histories) -> int:
+        return batch_count(prefixes(train, self.config.max_len), self.config.batch)
+
+    def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
+        """One epoch: every click but a history's first is a target once."""
+        check_unit(train, self.config.time_unit, self.cuts)
+        for spans in batched(prefixes(train, self.config.max_len), self.config.batch, rng, self.share, TOGETHER):
+            yield Batch(*self._clicks(train, spans), self.tensor(train.item[spans.stop]))
+
+    def _clicks(self, histories: Histories, spans: Spans) -> tuple[Packed, Tensor, Tensor]:
+        clicks = pack(spans, self.device)
+        bucket = time_buckets(histories, spans, clicks, self.cuts)
+        return clicks, self.tensor(histories.item[clicks.source]), self.tensor(bucket)

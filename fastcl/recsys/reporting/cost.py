@@ -1,0 +1,135 @@
+"""What the fused loss costs beside plain PyTorch at given shapes: time in this process, peak memory in processes of
+their own.
+
+Measurements only, on random tensors: nothing is trained, and no other code depends on what comes out.
+
+    python -m fastcl.recsys.reporting.cost fused softmax 400 9066 64
+
+prints the extra peak memory of one loss and its gradients, in bytes.
+"""
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fastcl
+from fastcl.recsys.models.sasrec import full_softmax
+
+TEMPERATURE = 0.07
+
+
+class Shape(NamedTuple):
+    """kind: "softmax" (n positions against the item table) or "queue" (n users against batch and cached vectors)."""
+
+    kind: str
+    n: int
+    columns: int  # items, or queued vectors
+    dim: int
+
+
+def _softmax(shape: Shape) -> tuple[list[Tensor], dict[str, Callable[[], Tensor]]]:
+    hidden = torch.randn(shape.n, shape.dim, device="cpu", dtype=torch.float32).requires_grad_()
+    table = (torch.randn(shape.columns + 1, shape.dim, device="cpu", dtype=torch.float32) * 0.1).requires_grad_()
+    target = torch.randint(1, shape.columns + 1, (shape.n,), device="cpu")
+    return [hidden, table], {
+        "fused": lambda: full_softmax(hidden, table, target, target),
+        "plain": lambda: F.cross_entropy(hidden @ table[1:].T, target - 1),
+    }
+
+
+def _queue(shape: Shape) -> tuple[list[Tensor], dict[str, Callable[[], Tensor]]]:
+    counts = (shape.n, shape.n, shape.columns)
+    user, positive, cached = (F.normalize(torch.randn(m, shape.dim, device="cpu", dtype=torch.float32)) for m in counts)
+    queue = fastcl.NegativeQueue(shape.columns, shape.dim)
+    queue.push(cached)
+    user.requires_grad_()
+    positive.requires_grad_()
+
+    def fused() -> Tensor:
+        return fastcl.infonce(user, positive, temperature=TEMPERATURE, normalize=False, in_batch=True, queue=queue)
+
+    def plain() -> Tensor:
+        logits = user @ torch.cat([positive, queue.keys]).T / TEMPERATURE
+        return F.cross_entropy(logits, torch.arange(shape.n, device="cpu"))
+
+    return [user, positive], {"fused": fused, "plain": plain}
+
+
+KINDS = {"softmax": _softmax, "queue": _queue}
+
+
+def build(shape: Shape) -> tuple[list[Tensor], dict[str, Callable[[], Tensor]]]:
+    """Inputs that learn, and the same loss of them twice: "fused" through fastcl, "plain" as one writes it in
+    PyTorch.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return KINDS[shape.kind](shape)
+
+
+def measure(shape: Shape, repetitions: int = 15) -> dict[str, float]:
+    """{"fused_ms", "plain_ms": medians of alternating forward+backward runs, "fused_bytes", "plain_bytes": extra peak
+    memory}.
+    """
+    inputs, losses = build(shape)
+    seconds: dict[str, list[float]] = {name: [] for name in losses}
+    for repetition in range(repetitions + 2):
+        for name, loss in losses.items():
+            started = time.perf_counter()
+            torch.autograd.grad(loss(), inputs)
+            if repetition >= 2:  # the first two warm up
+                seconds[name].append(time.perf_counter() - started)
+    times = {f"{name}_ms": 1e3 * statistics.median(spent) for name, spent in seconds.items()}
+    return times | {f"{name}_bytes": _in_child(name, shape) for name in losses}
+
+
+def agreement(shape: Shape) -> float:
+    """The largest difference between the two, over the loss and its gradients, each relative to plain's largest."""
+    inputs, losses = build(shape)
+    found = {}
+    for name, loss in losses.items():
+        value = loss()
+        found[name] = [value.detach(), *torch.autograd.grad(value, inputs)]
+    pairs = zip(found["fused"], found["plain"], strict=True)
+    return max(float((fused - plain).abs().max() / plain.abs().max()) for fused, plain in pairs)
+
+
+def _in_child(name: str, shape: Shape) -> float:
+    # Isolated and with this process's path: the folder that the user is in may hold a json.py.
+    code = f"import sys; sys.path[:] = {sys.path!r}; import runpy; runpy.run_module({__name__!r}, run_name='__main__')"
+    command = [sys.executable, "-I", "-c", code, name, *map(str, shape)]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def _extra_memory(name: str, shape: Shape) -> int:
+    """How far one loss and its gradients raise this process's peak resident memory."""
+    # The same code on a tiny problem first: libraries and thread pools load outside the measurement.
+    inputs, losses = build(shape._replace(n=2, columns=64))
+    torch.autograd.grad(losses[name](), inputs)
+    inputs, losses = build(shape)
+    before = _peak()
+    torch.autograd.grad(losses[name](), inputs)
+    return _peak() - before
+
+
+def _peak() -> int:
+    try:
+        # Not ru_maxrss, which on Linux starts at what the parent process held.
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    except FileNotFoundError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
+if __name__ == "__main__":
+    kind, *sizes = sys.argv[2:]
+    print(_extra_memory(sys.argv[1], Shape(kind, *map(int, sizes))))

@@ -1,0 +1,107 @@
+"""What a run looks like to its reader: the table of results beside the floors, and the picture of curves and
+popularity.
+
+Formatting and drawing only; every number comes in from the caller or from metrics.evaluate.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastcl.recsys.data import Scorer, Split
+from fastcl.recsys.evaluation.floors import CoOccurrence, PersonalFrequency, Popularity
+from fastcl.recsys.evaluation.measures import COUNTS
+from fastcl.recsys.evaluation.ranking import evaluate
+from fastcl.recsys.reporting import pictures
+from fastcl.recsys.writing import write_bytes
+
+
+def floors(split: Split, seen: str) -> dict[str, Scorer]:
+    """The scorers that stand beside every result; personal frequency only where seen items are kept."""
+    found: dict[str, Scorer] = {
+        "popularity": Popularity(split.counts),
+        "co-occurrence": CoOccurrence(split.train, len(split.items)),
+    }
+    if seen == "keep":
+        found["personal frequency"] = PersonalFrequency(split.counts)
+    return found
+
+
+def on_test(scorer: Scorer, split: Split, seen: str, k: tuple[int, ...] = (10,)) -> dict[str, float]:
+    """Full-ranking metrics at each k, and "pop100 hr@10": among 100 popularity-drawn negatives, fixed seed, all
+    users.
+    """
+    full = evaluate(scorer, split.test, k=k, seen=seen)
+    sampled = evaluate(scorer, split.test, k=(10,), seen=seen, protocol="pop100")
+    return full | {"pop100 hr@10": sampled["hr@10"]}
+
+
+def result_table(results: Mapping[str, Mapping[str, float]]) -> str:
+    """One row a scorer, one column a metric, in the order of the first; a column "train s" where one has "seconds".
+
+    Counts of cases are the same for all and not shown.
+    """
+    first = next(iter(results.values()))
+    columns = [name for name in first if name not in (*COUNTS, "seconds")]
+    timed = any("seconds" in result for result in results.values())
+    rows = []
+    for name, result in results.items():
+        seconds = [f"{result['seconds']:.1f}" if "seconds" in result else "-"] if timed else []
+        rows.append([name, *(number(column, result[column]) for column in columns), *seconds])
+    return table(["", *columns, *(["train s"] if timed else [])], rows)
+
+
+def group_table(by: str, reports: Mapping[str, Sequence[Mapping[str, Any]]], column: str) -> str:
+    """One row a scorer, one column a group (with its cases), of the metric `column`; all have the same groups."""
+    first = next(iter(reports.values()))
+    header = [f"{column} by {by}", *(f"{row['group']} ({row['cases']:,})" for row in first)]
+    return table(header, [[name, *(number(column, row[column]) for row in rows)] for name, rows in reports.items()])
+
+
+def number(column: str, value: float) -> str:
+    """A metric as a reader wants it: counts without decimals, clicks and bits with few, shares with four.
+
+    >>> number("weekends diversity@10", 310.0)
+    '310'
+    """
+    decimals = {"diversity": 0, "popularity": 1, "novelty": 2}.get(column.partition("@")[0].split()[-1], 4)
+    return f"{value:.{decimals}f}"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Plain text columns, the first to the left, the others to the right."""
+    width = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = [
+        "  ".join([row[0].ljust(width[0]), *(c.rjust(w) for c, w in zip(row[1:], width[1:], strict=True))])
+        for row in [header, *rows]
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def popularity_shares(items: np.ndarray | torch.Tensor, counts: np.ndarray) -> list[float]:
+    """Share of `items` (numbers, any shape) per bucket of train clicks: none, 1, 2-3, 4-7, ... (one step of log2)."""
+    return shown_shares(np.bincount(np.asarray(items).ravel(), minlength=len(counts)), counts)
+
+
+def shown_shares(shown: np.ndarray, counts: np.ndarray) -> list[float]:
+    """`popularity_shares` where item i was shown shown[i] times."""
+    # frexp's exponent is floor(log2(count)) + 1 from 1 on, and 0 for 0.
+    bucket = np.frexp(counts.astype(np.float64))[1]
+    tally = np.bincount(bucket, weights=shown, minlength=bucket.max() + 1)
+    return [float(share) for share in tally / max(tally.sum(), 1)]
+
+
+def draw(path: Path, curves: Mapping[str, Sequence[float]], shares: Mapping[str, Sequence[float]]) -> str:
+    """Writes the PNG and returns one line that says so, or that matplotlib is missing."""
+    try:
+        figure = pictures.side_by_side(
+            lambda axes: pictures.curves(axes, curves, "Validation", "NDCG@10 (full ranking)"),
+            lambda axes: pictures.impressions(axes, shares, "What is shown (top 10) and what came next"),
+        )
+    except ImportError:
+        return "no picture: it needs matplotlib (pip install 'fastcl[recsys]')"
+    write_bytes(path, pictures.png(figure))
+    return f"picture: {path}"

@@ -1,0 +1,228 @@
+"""Recommendations: external ids in, external ids out, for a few histories or for all users of a log. Ranking and the
+mask of seen items are metrics.top_k; nothing trains here.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fastcl.recsys.data import PAD, Histories, Interactions, Items, Scorer
+from fastcl.recsys.data.containers import number_array
+from fastcl.recsys.data.scoring import check_items, frozen
+from fastcl.recsys.evaluation.ranking import SEEN, top_k
+from fastcl.recsys.models import Model
+from fastcl.recsys.options import at_least, one_of
+
+MAX_CHUNK = 256  # histories scored at once; more gains no speed
+SCORES = 2**25  # scores held at once, where that means fewer histories
+
+Row = list[tuple[str, float]]  # (external id, score), best first
+
+
+class Recommendations(list[Row]):
+    """One row a history. `skipped`: how often each id was skipped because the model does not know it. `left_out`: the
+    numbers of the histories without an item that the model knows; their rows are empty.
+    """
+
+    skipped: Counter[str]
+    left_out: tuple[int, ...]
+
+
+class UserRecommendations(NamedTuple):
+    """`rows` yields (user, row) as they are computed. left_out: the users without an item that the model knows."""
+
+    rows: Iterator[tuple[str, Row]]
+    skipped: Counter[str]
+    left_out: tuple[str, ...]
+
+
+def recommend(
+    model: Model,
+    histories: Sequence[Sequence[str]],
+    k: int = 10,
+    seen: str = "mask",
+    *,
+    times: Sequence[Sequence[float]] | None = None,
+    strict: bool = False,
+) -> Recommendations:
+    """The k best items for each history (external ids, oldest first), as (external id, score), best first.
+
+    A history is all it takes: no user id. Fewer than k come back where fewer items are left, and none at all for a
+    history without an item that the model knows: what a stranger is shown, popular items say, is for the caller to
+    choose (`Popularity(split.counts)` ranks by clicks).
+
+    Args:
+        model: any `Model`; scores are its own (comparable within a row).
+        histories: ids; those that the model never saw are skipped, and counted in the result's `skipped`.
+        k: >= 1.
+        seen: "mask" recommends nothing from the history itself, "keep" may.
+        times: one a click, never falling, in the unit of the training data; used by CLRec, which without them takes
+            the clicks as made at one moment.
+        strict: refuse unknown ids instead.
+
+    Raises TypeError for ids that are no strings; ValueError for a bad option or times that do not fit, and under
+    `strict` for any unknown id.
+
+    >>> from fastcl.recsys import Items, SASRec
+    >>> model = SASRec(Items(ids=("a", "b", "c")), dim=8, seed=0).eval()
+    >>> found = recommend(model, [["a", "new"]], k=5)
+    >>> sorted(item for item, score in found[0]), found.skipped
+    (['b', 'c'], Counter({'new': 1}))
+    """
+    _check_options(k, seen)
+    known, skipped = encode_ids(model.items, histories, times, strict)
+    found = Recommendations([] for _ in histories)
+    found.skipped, found.left_out = skipped, tuple(np.flatnonzero(known.lengths == 0).tolist())
+    served = np.flatnonzero(known.lengths)
+    ranked = (row for best in _ranked(model, known.take(served), k, seen) for row in _rows(model.items, *best))
+    for nth, row in zip(served, ranked, strict=True):
+        found[nth] = row
+    return found
+
+
+def recommend_users(
+    model: Model, data: Interactions, k: int = 10, seen: str = "mask", *, strict: bool = False
+) -> UserRecommendations:
+    """The k best items for every user of a log, in its order; see `recommend`. Memory does not grow with the users.
+
+    Items are matched by external id, so the log need not be the one of the training. It is taken for all that its users
+    have clicked: what they clicked in other logs may be recommended, unless `merge` puts the logs together. Users
+    without an item that the model knows are left out, and named in the result.
+
+    >>> from fastcl.recsys import SASRec, bundled
+    >>> data = bundled("purchases")
+    >>> found = recommend_users(SASRec(data.items, dim=8, seed=0).eval(), data, k=3)
+    >>> user, row = next(found.rows)
+    >>> user == data.users[0], len(row)
+    (True, 3)
+    """
+    _check_options(k, seen)
+    known, skipped = known_histories(model.items, data)
+    _refuse(skipped, strict)
+    served = np.flatnonzero(known.lengths)
+    left_out = tuple(data.users[user] for user in np.flatnonzero(known.lengths == 0))
+
+    def rows() -> Iterator[tuple[str, Row]]:
+        users = iter(served)
+        for items, scores in _ranked(model, known.take(served), k, seen):
+            yield from ((data.users[next(users)], row) for row in _rows(model.items, items, scores))
+
+    return UserRecommendations(rows(), skipped, left_out)
+
+
+def query_vectors(
+    model: Model,
+    histories: Sequence[Sequence[str]],
+    *,
+    times: Sequence[Sequence[float]] | None = None,
+    strict: bool = False,
+) -> np.ndarray:
+    """float32 [B, D], what an index of `export`ed item vectors is searched with: inner products are the model's scores.
+
+    [B, K, D] of a model with K vectors a history (MultiCLRec), whose score is the largest of K inner products;
+    `fastcl.recsys.nearest` searches with them. Arguments and errors: `recommend`; a history without an item that the
+    model knows has no vector, and is a ValueError.
+
+    >>> from fastcl.recsys import Items, SASRec
+    >>> query_vectors(SASRec(Items(ids=("a", "b", "c")), dim=8, seed=0).eval(), [["a", "b"]]).shape
+    (1, 8)
+    """
+    known, _ = encode_ids(model.items, histories, times, strict)
+    if len(known) and not known.lengths.all():
+        row = int(known.lengths.argmin())
+        got = list(histories[row])[:5]
+        raise ValueError(f"histories: expected an item that the model knows in row {row}, got {got}")
+    with torch.inference_mode(), frozen(model):
+        return model.encode(known).float().numpy(force=True)
+
+
+def encode_ids(
+    items: Items, histories: Sequence[Sequence[str]], times: Sequence[Sequence[float]] | None, strict: bool
+) -> tuple[Histories, Counter[str]]:
+    """Histories of known items, some maybe empty, and how often each unknown id was left out of them."""
+    for row, history in enumerate(histories):
+        if isinstance(history, str):
+            raise TypeError(f"histories: expected sequences of ids, got the string {history!r} in row {row}")
+        for item in history:
+            if not isinstance(item, str):
+                raise TypeError(f"histories: expected ids as strings, got {item!r} in row {row}")
+    ids = [item for history in histories for item in history]
+    number = items.encode(ids)
+    skipped = Counter(item for item, n in zip(ids, number.tolist(), strict=True) if n == PAD)
+    _refuse(skipped, strict)
+    offsets = np.cumsum([0, *map(len, histories)], dtype=np.int64)
+    known = _known(items, offsets, number, None if times is None else _times(times, offsets))
+    return known, skipped
+
+
+def known_histories(items: Items, data: Interactions) -> tuple[Histories, Counter[str]]:
+    """A log's histories in the numbers of `items`, some maybe empty, and how often each unknown id was left out."""
+    number = np.append(PAD, items.encode(data.items.ids))
+    clicks = np.bincount(data.log.item, minlength=len(number))
+    unknown = np.flatnonzero((number[1:] == PAD) & (clicks[1:] > 0))
+    skipped = Counter({data.items.ids[item]: int(clicks[item + 1]) for item in unknown})
+    return _known(items, data.log.offsets, number[data.log.item], data.log.time), skipped
+
+
+def rank(
+    scorer: Scorer, histories: Histories, k: int, seen: str, chunk: int = MAX_CHUNK
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`top_k` of a scorer over one or more histories: (items int64 [B, K], scores [B, K]), memory O(chunk * I)."""
+    parts = list(_chunks(scorer, histories, k, seen, chunk))
+    return torch.cat([items for items, _ in parts]), torch.cat([scores for _, scores in parts])
+
+
+def _ranked(model: Model, histories: Histories, k: int, seen: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    return _chunks(model, histories, k, seen, max(1, min(MAX_CHUNK, SCORES // (len(model.items) + 1))))
+
+
+def _chunks(
+    scorer: Scorer, histories: Histories, k: int, seen: str, chunk: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    check_items(scorer, histories, "histories")
+    for start in range(0, len(histories), chunk):
+        rows = histories.take(np.arange(start, min(start + chunk, len(histories))))
+        with torch.inference_mode(), frozen(scorer):  # not around the yield, which hands control to the caller
+            best = top_k(scorer.scores(rows), rows, k, seen)
+        yield best
+
+
+def _rows(items: Items, found: torch.Tensor, scores: torch.Tensor) -> list[Row]:
+    return [
+        [(items.ids[item - 1], score) for item, score in zip(*row, strict=True) if item != PAD]
+        for row in zip(found.tolist(), scores.tolist(), strict=True)
+    ]
+
+
+def _known(items: Items, offsets: np.ndarray, number: np.ndarray, time: np.ndarray | None) -> Histories:
+    """Histories without the items of number 0."""
+    keep = number != PAD
+    before = np.append(0, np.cumsum(keep))
+    return Histories(before[offsets].astype(np.int64), number[keep], None if time is None else time[keep], items)
+
+
+def _times(times: Sequence[Sequence[float]], offsets: np.ndarray) -> np.ndarray:
+    if [len(row) for row in times] != np.diff(offsets).tolist():
+        raise ValueError("times: expected as many in each row as the history has ids, got other lengths")
+    time = number_array([moment for row in times for moment in row])
+    falls = np.flatnonzero(~(time[1:] >= time[:-1])) + 1
+    falls = falls[~np.isin(falls, offsets)]  # a row may begin before the one above it ends
+    if np.isnan(time).any() or len(falls):
+        at = int(falls[0]) if len(falls) else int(np.isnan(time).argmax())
+        row = int(np.searchsorted(offsets, at, side="right")) - 1
+        raise ValueError(f"times: expected numbers that never fall, got {time[at]} in row {row}")
+    return time
+
+
+def _check_options(k: int, seen: str) -> None:
+    at_least(1, "k", k)
+    one_of(SEEN, "seen", seen)
+
+
+def _refuse(skipped: Counter[str], strict: bool) -> None:
+    if strict and skipped:
+        named = ", ".join(map(repr, list(skipped)[:5])) + (", ..." if len(skipped) > 5 else "")
+        raise ValueError(f"histories: expected known items only (strict), got {len(skipped)} unknown: {named}")

@@ -1,0 +1,346 @@
+"""Run folders: weights and queue as safetensors, the rest as JSON; loading needs neither the data nor pickle.
+
+    config.json        model, its resolved config, versions, and what the caller records about the run
+    items.json         the item table: external ids, titles, features
+    model.safetensors  every tensor of the best epoch's state dict, with a checksum
+    last.safetensors   where training stands, for `resume` (written by state.py)
+    metrics.jsonl      one line an epoch (written by train.py)
+
+Files are replaced whole or not at all, and the tensors say which model settings and items they belong to. What the JSON
+holds is declared in schema.py, tensor files are those of tensorfile.py. No training and no scoring here.
+"""
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import fastcl
+from fastcl.recsys import schema, writing
+from fastcl.recsys.data import Items
+from fastcl.recsys.models import MODELS, Model
+from fastcl.recsys.training import lock, tensorfile
+from fastcl.recsys.training.modelstate import distinct, with_aliases
+from fastcl.recsys.training.tensorfile import require_safetensors as require_safetensors
+
+FORMAT = "fastcl-run"
+VERSION = 2
+# Of runs of earlier versions: version -> what makes its config.json one of the next version.
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    1: lambda config: {**config, "format": FORMAT, "version": 2},
+}
+# config.json makes a folder a run: first to go, last to come.
+FILES = ("config.json", "items.json", "last.safetensors", "model.safetensors", "metrics.jsonl")
+
+
+class Description(NamedTuple):
+    """items.json and config.json of a run, and the digest of what its weights depend on."""
+
+    items: str
+    config: str
+    identity: str
+
+
+def save(model: Model, folder: str | Path, record: Mapping[str, Any] | None = None) -> None:
+    """Writes `model` to the run folder `folder`, made if missing; `record` joins config.json (data, seed, epochs, ...).
+
+    An earlier run in the folder is replaced as a whole: whoever is killed in between leaves the earlier run, the new
+    one or none. Raises FileExistsError where the folder holds a config.json that is no run's, ValueError for a record
+    that JSON cannot hold or that names a field of config.json itself. Needs the `recsys` extra (safetensors).
+
+    >>> save(model, "runs/first")  # doctest: +SKIP
+    """
+    folder = Path(folder)
+    text = describe(model, record or {})
+    weights = tensorfile.tensor_parts(distinct(model), weights_facts(model, text.identity))
+    with lock.held(folder):
+        check_ours(folder)
+        earlier = ("last.safetensors", "metrics.jsonl") if (folder / "config.json").exists() else ()
+        files = {"model.safetensors": weights, **text_files(text)}
+        writing.write_set(folder, files, without=earlier)
+
+
+def describe(model: Model, record: Mapping[str, Any]) -> Description:
+    own = {"format": FORMAT, "version": VERSION, "model": model.name, "config": asdict(model.config)}
+    taken = [name for name in record if name in own or name == "versions"]
+    if taken:
+        raise ValueError(f"record: expected other names than {', '.join(taken)}, which config.json has already")
+    try:
+        config = json.dumps({**own, **record, "versions": versions()}, indent=2) + "\n"
+        items = json.dumps(model.items.to_json(), ensure_ascii=False) + "\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"record: expected what JSON can hold, got something else ({error})") from error
+    read_back = json.loads(config)
+    _check_config(read_back, "record")
+    return Description(items, config, identity(read_back, items.encode()))
+
+
+def text_files(text: Description) -> dict[str, list[bytes]]:
+    return {"items.json": [text.items.encode()], "config.json": [text.config.encode()]}
+
+
+def identity(config: Mapping[str, Any], items: bytes) -> str:
+    """Of a model's name and settings and its item table: weights of another one are not loaded."""
+    named = json.dumps([config["model"], config["config"], hashlib.sha256(items).hexdigest()], sort_keys=True)
+    return hashlib.sha256(named.encode()).hexdigest()
+
+
+def identity_of(folder: Path) -> str:
+    """The same of a run folder."""
+    return identity(read_config(folder), read(folder / "items.json"))
+
+
+def weights_facts(model: Model, belongs: str = "", epoch: int | None = None) -> dict[str, str]:
+    """What model.safetensors says of itself. belongs: the `identity`; epoch: of training."""
+    facts = {
+        "format": str(VERSION),
+        "model": model.name,
+        "belongs": belongs,
+        "epoch": "" if epoch is None else str(epoch),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def save_weights(model: Model, folder: Path, belongs: str = "", epoch: int | None = None) -> None:
+    """Replaces model.safetensors alone."""
+    path = folder / "model.safetensors"
+    tensorfile.write_tensors(path, distinct(model), weights_facts(model, belongs, epoch))
+
+
+def versions() -> dict[str, str]:
+    """What a run depends on to repeat bit for bit, beside the machine and its number of threads."""
+    return {
+        "fastcl": fastcl.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def load(folder: str | Path) -> Model:
+    """The model of a run folder, ready to score (eval mode, CPU).
+
+    Raises FileNotFoundError where `folder` is no run folder, ValueError where a file in it is damaged or does not
+    belong.
+
+    >>> model = load("runs/first")  # doctest: +SKIP
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    path = folder / "model.safetensors"
+    if not path.is_file() and not (folder / "metrics.jsonl").is_file():
+        raise FileNotFoundError(f"{folder}: no epoch is finished yet; fastcl resume {folder} goes on with the training")
+    expect(path, tensorfile.read_facts(path), expected_of(folder, config))  # before a model of any size is made
+    model = build(folder)
+    tensors, _ = read_tensors(path, expected_of(folder, config))
+    fill(model, tensors, path)
+    return model.eval()
+
+
+def build(folder: Path) -> Model:
+    """The model that config.json and items.json describe, with other weights than those of the run."""
+    config = read_config(folder)
+    path = folder / "items.json"
+    table = schema.parse(read(path), str(path))
+    schema.fits(table, schema.ItemTable, str(path))
+    try:
+        items = Items.from_json(table)
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged ({error})") from error
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in config["config"].items()}
+    try:
+        return MODELS[config["model"]](items, **options)
+    except Exception as error:  # a model of the user's own may raise anything, and so may torch for a size
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"{folder / 'config.json'}: config: {config['model']} refuses it ({reason})") from error
+
+
+def fill(model: Model, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Loads a state dict that came from `path`, of which tied weights are once in it; ValueError where one differs."""
+    check_tensors(model, tensors, path)
+    try:
+        model.load_state_dict(with_aliases(model, tensors))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ValueError(f"{path}: does not belong to config.json and items.json ({error})") from error
+
+
+def check_tensors(model: Model, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """ValueError where `tensors` have other names or shapes than the model's, or whole numbers for fractions.
+
+    Modules that load their state themselves (a queue) are left out: they know what else it may look like.
+    """
+    own = tuple(
+        f"{name}."
+        for name, module in model.named_modules()
+        if type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
+    )
+    wanted = {name: tensor for name, tensor in distinct(model).items() if not name.startswith(own)}
+    found = {name: tensor for name, tensor in tensors.items() if not name.startswith(own)}
+    odd = sorted(wanted.keys() ^ found.keys())
+    if odd:
+        what = "no tensor" if odd[0] in wanted else "a tensor too many:"
+        raise ValueError(f"{path}: does not belong to config.json and items.json ({what} {odd[0]})")
+    for name, tensor in wanted.items():
+        other = found[name]
+        alike = other.dtype == tensor.dtype or (other.is_floating_point() and tensor.is_floating_point())
+        if (other.shape != tensor.shape or not alike) and not name.endswith("_extra_state"):
+            shapes = f"expected {tensor.dtype} {list(tensor.shape)}, got {other.dtype} {list(other.shape)}"
+            raise ValueError(f"{path}: does not belong to config.json and items.json ({name}: {shapes})")
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """config.json of a run folder, checked for being one of ours, as the present version has it."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        several = ", ".join(run.name for run in runs_in(Path(folder)))
+        raise FileNotFoundError(
+            f"{folder}: holds several runs, expected one of {several}"
+            if several
+            else f"{folder}: not a run folder (no config.json)"
+        )
+    config = schema.parse(path.read_bytes(), str(path))
+    version = _version(config)
+    if version is None:
+        found = f"a table of format {schema.short(config.get('format'))}" if isinstance(config, dict) else "no table"
+        raise ValueError(f"{path}: expected a run of fastcl, got {found}")
+    if version > VERSION:
+        by = (
+            f"fastcl {schema.short((config.get('versions') or {}).get('fastcl'))}"
+            if _has_versions(config)
+            else "a newer"
+        )
+        raise ValueError(f"{path}: expected a run of version 1 to {VERSION}, got version {version}, made by {by}")
+    while version in UPGRADES:
+        config = UPGRADES[version](config)
+        version = config["version"]
+    _check_config(config, str(path))
+    name = config["model"]
+    if name not in MODELS:
+        known = ", ".join(MODELS)
+        hint = "; a model of your own: `fastcl --use FILE ...`, or `register` it, before its run is loaded"
+        raise ValueError(f"{path}: expected a model of {known}, got {schema.short(name)}{hint}")
+    schema.keys_fit(config["config"], MODELS[name].Config, f"{path}: config")
+    return config
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, checked; none where no epoch is finished, or the model was not trained by `fit`."""
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    try:
+        text = path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged ({error})") from error
+    return schema.lines_fit([schema.parse(line, str(path)) for line in text.splitlines()], str(path))
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs that `train --seed 1,2,3` made in `folder`; none where it is a run itself, or no folder of runs."""
+    several = sorted(path.parent for path in folder.glob("seed-*/config.json"))
+    return [] if (folder / "config.json").exists() else several
+
+
+def read_tensors(path: Path, expected: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors on the CPU, facts) of a tensor file of a run; ValueError for another, or other than `expected`."""
+    tensors, facts = tensorfile.read_tensors(path)
+    expect(path, facts, expected)
+    return tensors, facts
+
+
+def expect(path: Path, facts: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    """ValueError where the tensor file at `path` is of another kind, or belongs to another model."""
+    if facts.get("format") not in ("fastcl-run-1", str(VERSION)):
+        known = f"a tensor file of version 1 to {VERSION}"
+        raise ValueError(f"{path}: expected {known}, got format {schema.short(facts.get('format'))}")
+    wanted = {name: value for name, value in expected.items() if name != "belongs"}
+    found = {name: facts.get(name) for name in wanted}
+    if found != wanted:
+        raise ValueError(f"{path}: expected {_facts(wanted)}, got {_facts(found)}")
+    if "belongs" in facts and facts["belongs"] != expected.get("belongs", facts["belongs"]):
+        raise ValueError(f"{path}: does not belong to config.json and items.json, one of which was changed")
+
+
+def expected_of(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    return {"model": config["model"], "belongs": identity(config, read(folder / "items.json"))}
+
+
+def read(path: Path) -> bytes:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.parent}: not a whole run folder (no {path.name})")
+    return path.read_bytes()
+
+
+def check_free(folder: Path, force: bool) -> None:
+    """FileExistsError where a run cannot be written to `folder`, or must not be without `force`. Changes nothing."""
+    if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
+        raise FileExistsError(f"{folder}: expected a folder for the run, got a file")
+    if not folder.exists():
+        return
+    names = {path.name for path in folder.iterdir() if path.name != lock.NAME and not writing.is_left(path.name)}
+    # What is left of a run that was killed while its folder was being written is no run yet.
+    left = set() if "config.json" in names else {name for name in names if _is_ours(folder / name)}
+    if names - left and not (force or runs_in(folder)):
+        raise FileExistsError(f"{folder}: exists and is not empty; --force overwrites the run in it")
+    check_ours(folder)
+
+
+def check_ours(folder: Path) -> None:
+    """FileExistsError where a file would be overwritten that no run of ours wrote, or where runs in `folder` would no
+    longer be found beside one in `folder` itself.
+    """
+    several = ", ".join(run.name for run in runs_in(folder))
+    if several:
+        raise FileExistsError(f"{folder}: holds the runs {several}; expected another folder, or one of theirs")
+    for name in FILES:
+        path = folder / name
+        if (path.exists() or path.is_symlink()) and not _is_ours(path):
+            raise FileExistsError(f"{path}: not a file of a run of fastcl; expected another folder, or remove it")
+        if name == "config.json" and path.exists():
+            return  # the rest of the run may be damaged
+
+
+def _is_ours(path: Path) -> bool:
+    if not path.is_file():
+        return False  # a pipe would be waited for
+    try:
+        if path.name == "config.json":
+            return _version(schema.parse(path.read_bytes(), "")) is not None
+        if path.name == "items.json":
+            return set(schema.parse(path.read_bytes(), "")) == {"ids", "titles", "features"}
+        if path.name == "metrics.jsonl":
+            return bool(read_metrics(path.parent))
+        known = ("fastcl-run-1", str(VERSION))
+        return path.name in FILES and tensorfile.read_facts(path).get("format") in known
+    except (ValueError, TypeError, OSError):
+        return False
+
+
+def _version(config: Any) -> int | None:
+    """Of a config.json's content; None where it is no run's."""
+    if not isinstance(config, dict):
+        return None
+    if config.get("format") == "fastcl-run-1":
+        return 1
+    version = config.get("version")
+    return version if config.get("format") == FORMAT and type(version) is int and version >= 1 else None
+
+
+def _has_versions(config: Mapping[str, Any]) -> bool:
+    return isinstance(config.get("versions"), dict) and "fastcl" in config["versions"]
+
+
+def _check_config(config: Any, where: str) -> None:
+    for part in (schema.Config, schema.Recorded):
+        schema.fits(config, part, where)
+
+
+def _facts(facts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items())

@@ -1,0 +1,332 @@
+"""Training: fit a model, or resume a run that was interrupted; validation after every epoch, best weights kept.
+
+An epoch's steps are in loop.py, what a run is and how it is kept in state.py. Reads no data files, except for `resume`
+where it is given none.
+"""
+
+import errno
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastcl.recsys import schema, writing
+from fastcl.recsys.data import Cases, Split
+from fastcl.recsys.evaluation.ranking import NotNumbers, evaluate
+from fastcl.recsys.models import Model
+from fastcl.recsys.training import checkpoint, lock, loop, processes, state
+from fastcl.recsys.training.loop import Run
+from fastcl.recsys.training.modelstate import distinct, with_aliases
+from fastcl.recsys.training.starting import (
+    alike_facts,
+    begin,
+    check_unchanged,
+    enough_memory,
+    own_random_state,
+    reserve,
+)
+from fastcl.recsys.training.state import Settings
+
+
+def fit(
+    model: Model,
+    split: Split,
+    *,
+    epochs: int,
+    lr: float | None = None,
+    out: str | Path | None = None,
+    seed: int = 0,
+    seen: str = "mask",
+    metric: str = "ndcg@10",
+    patience: int | None = None,
+    precision: str = "float32",
+    accumulate: int = 1,
+    save_every: float = 600.0,
+    force: bool = False,
+    record: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Trains `model` on split.train and leaves it in eval mode with the weights of its best epoch on split.valid,
+    or of its last one where that has no case (the split "none").
+
+    Same seed, machine and thread count: the same weights bit for bit, interrupted (see `resume`) or not. The caller's
+    random state is neither read nor moved. With torch.distributed initialised, every process calls it with the same
+    arguments; each batch is shared out among them, and only the first process writes and reports.
+
+    Args:
+        epochs: passes over the train clicks, >= 1.
+        lr: learning rate of the first step, falling linearly to 0 at the last one; None: the model's config.
+        out: run folder, written before the first step; None: nothing is written. One that exists and is not empty is
+            refused unless `force`.
+        seed: of batch order, dropout and negatives (the initial weights have the model's own), >= 0.
+        seen: "mask" or "keep", how validation treats items of the history.
+        metric: "ndcg@10" or "recall@10" on split.valid, all items ranked: decides which epoch is the best.
+        patience: stop after so many epochs without a new best, >= 1; None: never.
+        precision: "float32", or "bfloat16": the loss runs under torch.autocast; weights, optimiser and validation stay
+            float32.
+        accumulate: batches a step, >= 1. For a loss over targets (SASRec) the step is that of one batch so many times
+            as large. For one with in-batch negatives (CLRec) it is the mean of the batches' losses: each keeps its own
+            negatives, so only `batch` changes their number.
+        save_every: seconds between two checkpoints within an epoch, >= 0.
+        record: joins config.json (the data's path and options, say).
+        progress: report on stderr: a bar on a terminal, a line an epoch elsewhere.
+
+    Returns: one dict an epoch: epoch, loss (mean over the steps), loss_parts (of each term, where the model's loss has
+        several), recall@10, ndcg@10 (validation, if any), seconds (training alone), best (whether its weights are the
+        best so far); the same lines as metrics.jsonl.
+
+    Raises FloatingPointError when the loss stops being finite; ValueError for a bad option, a split whose items are not
+    those of the model, or one in which no user has two train clicks, so that there is no target to train on.
+
+    >>> from fastcl.recsys import SASRec, bundled
+    >>> split = bundled("purchases").split()
+    >>> fit(SASRec(split.items, seed=0), split, epochs=10, out="runs/first")  # doctest: +SKIP
+    """
+    with ExitStack() as stack, enough_memory():
+        with processes.together():
+            settings = Settings(
+                epochs,
+                model.config.lr if lr is None else lr,
+                seed=seed,
+                seen=seen,
+                metric=metric,
+                patience=patience,
+                precision=precision,
+                accumulate=accumulate,
+                save_every=save_every,
+                device=model.device.type,
+            )
+            loop.check(model, split, settings)
+            alike = alike_facts(model, split, settings)
+            if out is not None:
+                reserve(stack, Path(out), force)
+        processes.agree({**alike, "out": "a folder" if out is not None else "none"})
+        processes.same_start(model)
+        run = loop.new_run(model, split, settings)
+        if out is not None:
+            run.folder, run.facts = Path(out), begin(model, split, settings, Path(out), force, record)
+        return _train(run, progress)
+
+
+def resume(
+    folder: str | Path, split: Split | None = None, progress: bool = True, *, data: str | Path | None = None
+) -> list[dict[str, Any]]:
+    """Goes on with the run in `folder` from its last checkpoint; `load(folder)` then gives its best model.
+
+    The end is the same bit for bit as without the interruption (same machine, same versions; the number of threads is
+    taken from the run). A run that is complete is left as it is, and may be in a folder that cannot be written.
+
+    Args:
+        split: the data of the run; None: read from where config.json says.
+        progress: report on stderr.
+        data: where the data is now, without `split`; None: where it was.
+
+    Returns: all lines of metrics.jsonl, as `fit` does. Raises FileNotFoundError where there is no run or no data,
+        ValueError where a file of it is damaged or was changed, the data is another, or the number of processes is,
+        OSError where another process is training in the folder.
+
+    >>> resume("runs/first")  # doctest: +SKIP
+    """
+    folder = Path(folder)
+    with processes.together():
+        threads, device = (getattr(Settings.recorded(checkpoint.read_config(folder)), n) for n in ("threads", "device"))
+    with processes.threads(threads), processes.processes(device), ExitStack() as stack:
+        unwritable: OSError | None = None
+        with processes.together():
+            checkpoint.read_config(folder)  # before a lock is put into what is no run
+            try:
+                stack.enter_context(lock.held(folder))
+                writing.sweep(folder)
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    raise
+                unwritable = error
+        return go_on(folder, split, progress, data, unwritable)
+
+
+def go_on(
+    folder: Path,
+    split: Split | None,
+    progress: bool = True,
+    data: str | Path | None = None,
+    unwritable: OSError | None = None,
+) -> list[dict[str, Any]]:
+    """What `resume` does once the folder is locked, or is known not to be writable; raises that unless the run is
+    complete.
+    """
+    with processes.together(), enough_memory():
+        config = checkpoint.read_config(folder)
+        settings = Settings.recorded(config)
+        if settings.processes != processes.count():
+            raise ValueError(
+                f"{folder}: expected the {settings.processes} processes that began it, got {processes.count()}; "
+                f"torchrun --nproc-per-node={settings.processes} -m fastcl.recsys resume {folder}"
+            )
+        if split is None:
+            from fastcl.recsys.data.source import read_split_of  # the commands import this module
+
+            split = read_split_of(folder, config, data)
+        if config.get("data_sha256") != state.fingerprint(split):
+            raise ValueError(f"data: expected the clicks that {folder} was begun with, got others; --data names a file")
+        device = processes.device_of(settings.device)
+        run = loop.new_run(checkpoint.build(folder).to(device), split, settings, folder)
+        belongs = checkpoint.identity_of(folder)
+        run.facts = state.facts_of(settings, config["data_sha256"], belongs)
+        expected = {"belongs": belongs}
+        check_unchanged(folder, run.facts)
+    with own_random_state(device), enough_memory():
+        with processes.together():
+            run.progress = state.restore(folder, run.model, run.optimizer, expected)
+            needed = ("seconds", *(state.METRICS if len(split.valid) else ()))
+            schema.lines_fit(run.progress.history, f"{folder / state.LAST}: history", needed)
+            parts = len(run.model.part_names)
+            if len(run.progress.total) not in (0, parts) or run.progress.step >= max(run.steps, 1):
+                raise ValueError(f"{folder / state.LAST}: expected a step of an epoch of {run.steps}, and {parts} sums")
+            complete = run.progress.done(settings) and _published(run) is not None
+        if progress and processes.leads():
+            _announce(folder, config, run)
+        if processes.decided(complete):
+            return run.progress.history
+        with processes.together():
+            if unwritable is not None:
+                raise unwritable
+        return _train(run, progress)
+
+
+def _train(run: Run, progress: bool) -> list[dict[str, Any]]:
+    model, settings = run.model, run.settings
+    report = progress and processes.leads()
+    model.share = (processes.rank(), processes.count())
+    best = _best_weights(run)
+    with own_random_state(model.device):
+        while not run.progress.done(settings):
+            epoch = len(run.progress.history) + 1
+            label = f"{model.name} {epoch}/{settings.epochs}" if report else ""
+            parts = loop.epoch(run, lambda: _save(run), label)
+            scores = _validate(run)
+            found = run.progress.best
+            line: dict[str, Any] = {
+                "epoch": epoch,
+                "loss": sum(parts.values()),
+                **({"loss_parts": parts} if len(parts) > 1 else {}),
+                **scores,
+                "seconds": run.progress.seconds,
+                "best": found is None or not scores or scores[settings.metric] > found[settings.metric],
+            }
+            run.progress = state.Progress([*run.progress.history, line])
+            if line["best"]:
+                best = {name: tensor.clone() for name, tensor in distinct(model).items()}
+            _save(run)
+            if report:
+                _say(model.name, settings.epochs, line)
+    model.load_state_dict(with_aliases(model, best))
+    model.eval()
+    return run.progress.history
+
+
+def _best_weights(run: Run) -> dict[str, Tensor]:
+    """Of a run that goes on, and brings its files up to last.safetensors, which is written before them."""
+    if run.folder is None or run.progress.best is None:
+        return {}
+    if run.progress.step == 0 and run.progress.history[-1]["best"]:
+        _publish(run)
+        return {name: tensor.clone() for name, tensor in distinct(run.model).items()}
+    with processes.together():
+        path = run.folder / "model.safetensors"
+        wanted = {"model": run.model.name, "belongs": run.facts["belongs"]}
+        tensors, facts = checkpoint.read_tensors(path, wanted)
+        checkpoint.check_tensors(run.model, tensors, path)
+        if facts.get("epoch", best_epoch(run)) != best_epoch(run):
+            raise ValueError(f"{path}: expected the weights of epoch {best_epoch(run)}, got those of {facts['epoch']}")
+    _publish(run)
+    return tensors
+
+
+def best_epoch(run: Run) -> str:
+    return str(run.progress.best["epoch"]) if run.progress.best else ""
+
+
+def _save(run: Run) -> None:
+    if run.folder is not None:
+        state.save(run.folder, run.model, run.optimizer, run.progress, run.facts)
+        _publish(run)
+
+
+def _metrics(run: Run) -> str:
+    return "".join(json.dumps(line) + "\n" for line in run.progress.history)
+
+
+def _publish(run: Run) -> None:
+    """model.safetensors and metrics.jsonl as of the last finished epoch."""
+    history = run.progress.history
+    with processes.together():
+        if run.folder is None or not history or not processes.leads():
+            return
+        if run.progress.step == 0 and history[-1]["best"]:
+            checkpoint.save_weights(run.model, run.folder, run.facts["belongs"], history[-1]["epoch"])
+        writing.write_text(run.folder / "metrics.jsonl", _metrics(run))
+
+
+def _published(run: Run) -> dict[str, Tensor] | None:
+    """The weights in model.safetensors where it and metrics.jsonl are those of the last finished epoch."""
+    assert run.folder is not None, "a run that goes on has a folder"
+    try:
+        wanted = {"model": run.model.name, "belongs": run.facts["belongs"]}
+        tensors, facts = checkpoint.read_tensors(run.folder / "model.safetensors", wanted)
+        checkpoint.check_tensors(run.model, tensors, run.folder / "model.safetensors")
+        whole = checkpoint.read(run.folder / "metrics.jsonl") == _metrics(run).encode()
+    except (ValueError, OSError):
+        return None
+    return tensors if whole and facts.get("epoch", best_epoch(run)) == best_epoch(run) else None
+
+
+def _validate(run: Run) -> dict[str, float]:
+    """Means over all validation cases, none where there are no cases; each process scores its own part of them, none
+    scores one twice.
+    """
+    valid = run.split.valid
+    if not len(valid):
+        return {}
+    rows = np.arange(processes.rank(), len(valid), processes.count())
+    part = Cases(valid.user[rows], valid.history.take(rows), valid.target[rows])
+    sums = torch.zeros(len(state.METRICS) + 1, device="cpu", dtype=torch.float64)
+    if len(rows) or processes.count() == 1:
+        try:
+            scores = evaluate(run.model.eval(), part, counts=run.split.counts, seen=run.settings.seen)
+        except NotNumbers as error:  # a step too long at the end of the epoch, which no loss has seen
+            raise FloatingPointError(f"{error}, in validation; try a lower lr than {run.settings.lr}") from error
+        if processes.count() == 1:
+            return {name: scores[name] for name in state.METRICS}
+        means = [1.0, *(scores[name] for name in state.METRICS)]
+        sums = len(rows) * torch.tensor(means, device="cpu", dtype=torch.float64)
+    total = processes.add(sums.to(run.model.device)).tolist()
+    return {name: value / total[0] for name, value in zip(state.METRICS, total[1:], strict=True)}
+
+
+def _announce(folder: Path, config: Mapping[str, Any], run: Run) -> None:
+    now = checkpoint.versions()
+    for name, version in config.get("versions", {}).items():
+        if now.get(name) != version:
+            text = f"begun with {name} {version}, goes on with {now.get(name)}: the result may differ in its last bits"
+            print(f"{folder}: {text}", file=sys.stderr)
+    if not run.progress.history and not run.progress.step:
+        return
+    finished = f"{len(run.progress.history)} of {run.settings.epochs} epochs are finished"
+    print(f"{folder}: {finished}{', the run is complete' if run.progress.done(run.settings) else ''}", file=sys.stderr)
+
+
+def _say(name: str, epochs: int, line: Mapping[str, Any]) -> None:
+    found = ", ".join(f"{metric} {line[metric]:.4f}" for metric in reversed(state.METRICS) if metric in line)
+    shown = f"validation {found}" if found else "no validation"
+    best = "  best so far" if found and line["best"] else ""
+    print(
+        f"{name} epoch {line['epoch']}/{epochs}: loss {line['loss']:.4f}, {shown}, {line['seconds']:.1f} s{best}",
+        file=sys.stderr,
+        flush=True,
+    )

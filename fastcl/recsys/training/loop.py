@@ -1,0 +1,172 @@
+"""One epoch of training: batches into optimiser steps, with a learning rate that falls or what the caller makes of it,
+mixed precision, several batches a step and several processes.
+
+It knows models only through `batches`, `steps`, `targets`, `parts` and `after_step`; no validation, no files.
+"""
+
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastcl.recsys.data import Split
+from fastcl.recsys.data.scoring import check_items, check_not_frozen
+from fastcl.recsys.models import Model
+from fastcl.recsys.training import processes
+from fastcl.recsys.training.state import Progress, Settings
+
+T = TypeVar("T")
+
+
+@dataclass
+class Run:
+    """A training under way. folder: None where nothing is written. rate: of the share of the planned steps that are
+    done, the learning rate as a share of the first one. facts: what its tensor files say of the run (`state.facts_of`).
+    """
+
+    model: Model
+    split: Split
+    settings: Settings
+    folder: Path | None
+    optimizer: torch.optim.Adam
+    progress: Progress
+    rate: Callable[[float], float]
+    facts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of an epoch."""
+        return -(-self.model.steps(self.split.train) // self.settings.accumulate)
+
+
+def falling(done: float) -> float:
+    return 1.0 - done
+
+
+def new_run(
+    model: Model,
+    split: Split,
+    settings: Settings,
+    folder: Path | None = None,
+    betas: tuple[float, float] = (0.9, 0.98),
+    rate: Callable[[float], float] = falling,
+) -> Run:
+    """A training that has not begun. ValueError where `check` finds that there can be none.
+
+    beta2 = 0.98 as in the code of both papers: rarely clicked items move too far under 0.999.
+    """
+    check(model, split, settings)
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, betas=betas, fused=True)
+    return Run(model, split, settings, folder, optimizer, Progress(), rate)
+
+
+def check(model: Model, split: Split, settings: Settings) -> None:
+    """ValueError where the items of `model` are not those of `split`, numbered alike, where nothing trains it, where a
+    `frozen` block holds it, or where training is to end by a validation for which nothing is held out.
+    """
+    check_not_frozen(model)
+    if settings.patience is not None and not len(split.valid):
+        raise ValueError(f"patience: expected none for a split without validation cases, got {settings.patience}")
+    check_items(model, split.train, "split")
+    if not model.steps(split.train):
+        longest = int(split.train.lengths.max(initial=0))
+        raise ValueError(f"split: nothing to train on: expected a train history of at least 2 clicks, got {longest}")
+
+
+def epoch(run: Run, save: Callable[[], None] = lambda: None, label: str = "") -> dict[str, float]:
+    """The rest of the epoch that `run.progress` stands in; returns the mean over its steps of each part of the loss.
+
+    save: called between two steps once `save_every` seconds have passed since the last time. label: of the bar on a
+    terminal, "" for none.
+    """
+    model, settings, progress = run.model, run.settings, run.progress
+    number = len(progress.history) + 1
+    if progress.step == 0:
+        # Dropout differs between the processes, the order of the batches must not.
+        torch.manual_seed(int(np.random.SeedSequence((settings.seed, number, processes.rank())).generate_state(1)[0]))
+    batches = model.batches(run.split.train, np.random.default_rng((settings.seed, number)))
+    groups = itertools.islice(_grouped(batches, settings.accumulate), progress.step, None)
+    model.train()
+    names = model.part_names
+    total = torch.tensor(progress.total or [0.0] * len(names), dtype=torch.float64, device=model.device)
+    begun, before = time.perf_counter(), progress.seconds
+    saved = begun
+    steps = run.steps
+    for group in _bar(groups, steps, progress.step, label):
+        done = (number - 1) * steps + progress.step
+        for options in run.optimizer.param_groups:
+            options["lr"] = settings.lr * run.rate(done / (settings.epochs * steps))
+        total += step(run, group)
+        progress.step += 1
+        late = time.perf_counter() - saved >= settings.save_every
+        if run.folder is not None and progress.step < steps and processes.decided(late):
+            progress.total = _finite(total.tolist(), number, settings.lr)
+            progress.seconds = before + time.perf_counter() - begun
+            save()
+            saved = time.perf_counter()
+    progress.total = _finite(total.tolist(), number, settings.lr)
+    progress.seconds = before + time.perf_counter() - begun
+    return {name: part / max(steps, 1) for name, part in zip(names, progress.total, strict=True)}
+
+
+def step(run: Run, batches: list[Any]) -> Tensor:
+    """One optimiser step; returns the parts of its loss, means over the targets of all its batches in all processes."""
+    model, optimizer = run.model, run.optimizer
+    precision = torch.autocast(model.device.type, torch.bfloat16, enabled=run.settings.precision == "bfloat16")
+    alone = len(batches) == 1 and processes.count() == 1
+    weights = [1 if alone else model.targets(batch) for batch in batches]
+    optimizer.zero_grad()
+    # A process whose share of a batch is empty adds zeros: hence the names, which no batch is needed for.
+    sums = torch.zeros(len(model.part_names) + 1, dtype=torch.float64, device=model.device)
+    for batch, weight in zip(batches, weights, strict=True):
+        if weight:
+            with precision:
+                parts = model.parts(batch)
+                terms = torch.stack([parts[name] for name in model.part_names])
+                loss = terms.sum()
+            (loss if alone else loss * weight).backward()
+            sums += weight * torch.cat([terms.detach().double(), sums.new_ones(1)])
+            if batch is not batches[-1]:
+                model.after_step(batch)
+    if not alone:
+        sums = processes.add(sums)
+        processes.add_gradients(model.parameters())
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= sums[-1]
+    optimizer.step()
+    if weights[-1]:
+        model.after_step(batches[-1])
+    return sums[:-1] / sums[-1]
+
+
+def _finite(parts: list[float], number: int, lr: float) -> list[float]:
+    loss = sum(parts)
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"loss: expected a finite number, got {loss} in epoch {number}; try a lower lr than {lr}"
+        )
+    return parts
+
+
+def _grouped(batches: Iterator[T], size: int) -> Iterator[list[T]]:
+    while group := list(itertools.islice(batches, size)):
+        yield group
+
+
+def _bar(batches: Iterable[T], total: int, done: int, label: str) -> Iterable[T]:
+    if label and sys.stderr.isatty():
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            return batches
+        return tqdm(batches, total=total, initial=done, desc=label, leave=False, file=sys.stderr)
+    return batches

@@ -1,0 +1,111 @@
+"""Where a run begins, or goes on: a folder that is free and locked, what all processes agree on, the first files.
+
+Nothing here trains or scores.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastcl.recsys import schema, writing
+from fastcl.recsys.data import Split
+from fastcl.recsys.models import Model
+from fastcl.recsys.training import checkpoint, lock, loop, processes, state, tensorfile
+from fastcl.recsys.training.modelstate import distinct
+from fastcl.recsys.training.state import Settings
+
+
+def reserve(stack: ExitStack, folder: Path, force: bool) -> None:
+    """Locks a folder to write a run to until `stack` ends; OSError where a run may not be written to it."""
+    if processes.leads():
+        checkpoint.check_free(folder, force)
+        stack.enter_context(lock.held(folder))
+        checkpoint.check_free(folder, force)
+
+
+def alike_facts(model: Model, split: Split, settings: Settings) -> dict[str, str]:
+    """What must be the same in all processes that train one model, in words; threads may differ between machines."""
+    shapes = [(name, list(tensor.shape)) for name, tensor in distinct(model).items()]
+    facts = {"model": f"{model.name} {asdict(model.config)}", "shapes of the model": str(shapes)}
+    chosen = {name: str(value) for name, value in vars(settings).items() if name not in ("threads", "save_every")}
+    return {**facts, **chosen, "data": state.fingerprint(split)}
+
+
+def begin(
+    model: Model,
+    split: Split,
+    settings: Settings,
+    folder: Path,
+    force: bool = False,
+    record: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
+    """Writes a run for training that has not begun, which `resume` can do, to a folder that is locked (`reserve`).
+
+    An earlier run in it is removed once the new one is written. Returns the facts of the run's tensor files.
+    """
+    with processes.together():
+        data = state.fingerprint(split)
+        digests = {"data_sha256": data, "test_sha256": state.cases_fingerprint(split)}
+        taken = sorted((record or {}).keys() & {*vars(settings), *digests})
+        if taken:
+            raise ValueError(f"record: expected other names than {', '.join(taken)}, which config.json has already")
+        text = checkpoint.describe(model, {**asdict(settings), **digests, **(record or {})})
+        facts = state.facts_of(settings, data, text.identity)
+    with own_random_state(model.device):
+        run = loop.new_run(model, split, settings)
+        tensors = state.content(model, run.optimizer, run.progress, facts)
+    with processes.together():
+        if processes.leads():
+            checkpoint.check_free(folder, force)
+            files = {state.LAST: tensorfile.tensor_parts(*tensors), **checkpoint.text_files(text)}
+            writing.write_set(folder, files, without=("model.safetensors", "metrics.jsonl"))
+    return facts
+
+
+@contextmanager
+def own_random_state(device: torch.device) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Says what to do about it where memory ends, which torch reports as one of many errors: MemoryError."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        text = str(error).partition("\n")[0]
+        full = isinstance(error, MemoryError) or re.search(
+            r"can't allocate memory|not enough memory|out of memory|overflowed", text
+        )
+        if not full or text.startswith("not enough memory"):
+            raise
+        asked = re.search(r"allocate ([\d.]+ \w+)", text)
+        wanted = f" to allocate {asked[1]} at once" if asked else ""
+        advice = "smaller settings of the model (dim, batch, max_len), or fewer items"
+        raise MemoryError(f"not enough memory{wanted}: expected a machine with more, or {advice}") from error
+
+
+def check_unchanged(folder: Path, now: Mapping[str, str]) -> None:
+    """Compares config.json with the settings that last.safetensors was written with."""
+    facts = tensorfile.read_facts(folder / state.LAST)
+    if "settings" not in facts:
+        return  # of a run of version 1
+    where = f"{folder / state.LAST}: settings"
+    then = schema.parse(facts["settings"], where)
+    schema.fits(then, dict[str, Any], where)
+    for name, value in json.loads(now["settings"]).items():
+        if name in then and then[name] != value:
+            text = (
+                f"{name} was {schema.short(then[name])} when the run was begun, config.json says {schema.short(value)}"
+            )
+            if name not in state.FREE:
+                raise ValueError(f"{folder}: {text}; begin a new run for other settings")
+            print(f"{folder}: {text}: the result may differ in its last bits", file=sys.stderr)

@@ -1,0 +1,266 @@
+"""What a training run is (Settings), how far it has come (Progress), and last.safetensors, which holds all of it.
+
+The random numbers of an epoch depend on the seed, the epoch and the process alone, so between epochs there is no
+generator to keep; within one, torch's is kept and the batches already done are drawn again. No training here.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastcl.recsys import schema
+from fastcl.recsys.data import Split
+from fastcl.recsys.evaluation.ranking import SEEN
+from fastcl.recsys.models import Model
+from fastcl.recsys.options import above, at_least, between, one_of
+from fastcl.recsys.training import checkpoint, processes, tensorfile
+from fastcl.recsys.training.modelstate import distinct
+
+METRICS = ("ndcg@10", "recall@10")
+PRECISIONS = ("float32", "bfloat16")
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+THREADS = 4096  # more than a machine has: starting them would be an attack on it
+LAST = "last.safetensors"
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # what Adam keeps of each parameter that had a gradient
+# Settings that may be changed in a run that goes on: they decide nothing of the result, or its last bits alone.
+FREE = ("save_every", "threads", "device")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of `fit`, resolved, and what bit-equal repetition asks of the machine; in config.json as they are."""
+
+    epochs: int
+    lr: float
+    seed: int = 0
+    seen: str = "mask"
+    metric: str = "ndcg@10"
+    patience: int | None = None
+    precision: str = "float32"
+    accumulate: int = 1
+    save_every: float = 600.0
+    device: str = "cpu"
+    threads: int = field(default_factory=torch.get_num_threads)
+    processes: int = field(default_factory=processes.count)
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "accumulate", "threads", "processes"):
+            at_least(1, name, getattr(self, name))
+        at_least(0, "seed", self.seed)
+        above(0.0, "lr", self.lr)
+        one_of(SEEN, "seen", self.seen)
+        one_of(METRICS, "metric", self.metric)
+        one_of(PRECISIONS, "precision", self.precision)
+        one_of(DEVICES, "device", self.device)
+        if self.threads > THREADS:
+            raise ValueError(f"threads: expected at most {THREADS}, got {self.threads}")
+        between(0.0, float("inf"), "save_every", self.save_every)
+        if self.patience is not None:
+            at_least(1, "patience", self.patience)
+
+    @classmethod
+    def recorded(cls, config: Mapping[str, Any]) -> "Settings":
+        """From the content of a config.json; ValueError where it holds no such settings."""
+        where = "config.json: expected the settings of a training run"
+        missing = [name for name in cls.__dataclass_fields__ if name not in config]
+        if missing:
+            raise ValueError(f"{where}, got none of {missing[0]}")
+        found = {name: config[name] for name in cls.__dataclass_fields__}
+        schema.keys_fit(found, cls, where)
+        try:
+            return cls(**found)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}, got others ({error})") from error
+
+
+@dataclass
+class Progress:
+    """history: one line for every finished epoch. The rest is of the epoch under way: optimiser steps done, the sum
+    of their losses (a number for each part, none before the first step), seconds spent.
+    """
+
+    history: list[dict[str, Any]] = field(default_factory=list)
+    step: int = 0
+    total: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The line of the best epoch so far."""
+        return next((line for line in reversed(self.history) if line["best"]), None)
+
+    def done(self, settings: Settings) -> bool:
+        """After the last epoch, or `patience` epochs after the best one."""
+        late = len(self.history) - int(self.best["epoch"]) if self.best else 0
+        return len(self.history) >= settings.epochs or (settings.patience is not None and late >= settings.patience)
+
+
+Content = tuple[dict[str, Tensor], dict[str, str]]
+
+
+def content(
+    model: Model, optimizer: torch.optim.Optimizer, progress: Progress, facts: Mapping[str, str] | None = None
+) -> Content:
+    """The tensors and facts of last.safetensors. Every process calls it, and the first one has all of them.
+
+    What learns and the optimiser are alike in all processes; frozen parameters (an encoder that follows another),
+    buffers (a queue) and random states are each one's own. facts: the run's own (`facts_of`), further ones.
+    """
+    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    kept = distinct(model)
+    tensors = {f"model/{name}": tensor for name, tensor in kept.items() if name in names}
+    with_moments = []
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"optimizer/{key}/{name}"] = value
+        if optimizer.state.get(parameter):
+            with_moments.append(name)
+    own = {f"buffer/{name}": tensor for name, tensor in kept.items() if name not in names}
+    for rank, theirs in enumerate(_of_all(own | _random_states(model.device))):
+        tensors |= {f"process/{rank}/{name}": tensor for name, tensor in theirs.items()}
+    about = {"format": str(checkpoint.VERSION), "kind": "training", "model": model.name}
+    standing = {"progress": json.dumps(vars(progress)), "moments": json.dumps(with_moments)}
+    return tensors, {**about, **standing, **(facts or {})}
+
+
+def facts_of(settings: Settings, data: str, belongs: str) -> dict[str, str]:
+    """What last.safetensors says of its run. data: its `fingerprint`; belongs: its `checkpoint.identity`."""
+    return {"belongs": belongs, "settings": json.dumps({**vars(settings), "data_sha256": data})}
+
+
+def save(
+    folder: Path,
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    facts: Mapping[str, str] | None = None,
+) -> None:
+    """Replaces last.safetensors; every process calls it, the first one writes."""
+    found = content(model, optimizer, progress, facts)
+    with processes.together():
+        if processes.leads():
+            tensorfile.write_tensors(folder / LAST, *found)
+
+
+def restore(
+    folder: Path, model: Model, optimizer: torch.optim.Adam, expected: Mapping[str, str] | None = None
+) -> Progress:
+    """Puts model, optimiser and torch's random state back to where `save` was called.
+
+    Raises ValueError where last.safetensors is damaged, says other things than `expected`, or does not fit the model:
+    names, shapes and types of all tensors are compared with what the model and its optimiser would make.
+    """
+    path = folder / LAST
+    wanted = {"kind": "training", "model": model.name, **(expected or {})}
+    tensors, facts = checkpoint.read_tensors(path, wanted)
+    progress = _progress(facts.get("progress", ""), f"{path}: progress")
+    own = _below(f"process/{processes.rank()}/", tensors)
+    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    checkpoint.fill(model, _below("model/", tensors) | _below("buffer/", own), path)
+    if not names <= set(model.state_dict()):
+        raise ValueError(f"{path}: expected parameters that are in the model's state dict, got others")
+    moments = _moments(path, _below("optimizer/", tensors), facts.get("moments"), model, progress)
+    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+    _restore_random(path, own, model.device)
+    return progress
+
+
+def _progress(text: str, where: str) -> Progress:
+    found = schema.parse(text, where)
+    schema.fits(found, schema.Standing, where)
+    extra = sorted(found.keys() - Progress.__dataclass_fields__.keys())
+    if extra or found["step"] < 0 or found["seconds"] < 0:
+        raise ValueError(f"{where}: expected history, step, total and seconds, none below 0, got others")
+    schema.lines_fit(found["history"], f"{where}: history")
+    return Progress(**found)
+
+
+def _moments(
+    path: Path, found: Mapping[str, Tensor], named: str | None, model: Model, progress: Progress
+) -> dict[int, dict[str, Tensor]]:
+    """The optimiser's state by the number of the parameter; ValueError where one would not fit it."""
+    learning = dict(model.named_parameters())
+    having = sorted({key.partition("/")[2] for key in found})
+    if named is not None:  # not of a run of version 1
+        having = schema.parse(named, f"{path}: moments")
+        schema.fits(having, list[str], f"{path}: moments")
+    expected = {f"{kind}/{name}" for name in having for kind in MOMENTS}
+    odd = sorted((found.keys() ^ expected) | {name for name in having if name not in learning})
+    if odd:
+        raise ValueError(
+            f"{path}: expected {', '.join(MOMENTS)} of the parameters that had gradients, differs in {odd[0]}"
+        )
+    if (progress.history or progress.step) and not having:
+        raise ValueError(f"{path}: expected the optimiser's state after {len(progress.history)} epochs, got none")
+    numbers = {name: number for number, name in enumerate(learning)}
+    for name in having:
+        for kind in MOMENTS:
+            tensor, like = found[f"{kind}/{name}"], learning[name]
+            if not (tensor.is_floating_point() and bool(tensor.isfinite().all()) and bool(like.isfinite().all())):
+                raise ValueError(f"{path}: {name}: expected finite weights and finite {kind}, got others")
+            shape, dtype = (torch.Size(), torch.float32) if kind == "step" else (like.shape, like.dtype)
+            if tensor.shape != shape or tensor.dtype != dtype:
+                wanted, got = f"{dtype} {list(shape)}", f"{tensor.dtype} {list(tensor.shape)}"
+                raise ValueError(f"{path}: optimizer/{kind}/{name}: expected {wanted}, got {got}")
+        steps = found[f"step/{name}"].item()
+        if not (steps >= 1 and steps == int(steps)):
+            raise ValueError(f"{path}: optimizer/step/{name}: expected a whole number of at least 1, got {steps}")
+    return {numbers[name]: {kind: found[f"{kind}/{name}"] for kind in MOMENTS} for name in having}
+
+
+def _restore_random(path: Path, own: Mapping[str, Tensor], device: torch.device) -> None:
+    for name, now in _random_states(device).items():
+        saved = own.get(name)
+        if saved is None and name != "random":
+            continue  # begun without CUDA
+        if saved is None or saved.dtype != now.dtype or saved.shape != now.shape:
+            got = "none" if saved is None else f"{saved.dtype} {list(saved.shape)}"
+            raise ValueError(f"{path}: {name}: expected {now.dtype} {list(now.shape)}, got {got}")
+        try:
+            torch.set_rng_state(saved) if name == "random" else torch.cuda.set_rng_state(saved, device)
+        except RuntimeError as error:
+            raise ValueError(f"{path}: {name}: expected a state of the generator, got none ({error})") from error
+
+
+def fingerprint(split: Split) -> str:
+    """Of the clicks that training sees and the cases that validation asks: the same data gives the same one."""
+    train, valid = split.train, split.valid
+    return _digest(train.offsets, train.item, train.time, valid.history.offsets, valid.history.item, valid.target)
+
+
+def cases_fingerprint(split: Split) -> str:
+    """Of the cases that a test asks, which the training does not see."""
+    return _digest(split.test.history.offsets, split.test.history.item, split.test.target)
+
+
+def _digest(*arrays: np.ndarray | None) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(b"none" if array is None else np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _random_states(device: torch.device) -> dict[str, Tensor]:
+    states = {"random": torch.get_rng_state()}
+    return states | ({"random_cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+
+def _of_all(own: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
+    """Every process's tensors, in the order of their ranks."""
+    if processes.count() == 1:
+        yield own
+        return
+    safetensors = tensorfile.require_safetensors().torch
+    data = safetensors.save({name: tensor.detach().cpu().contiguous() for name, tensor in own.items()})
+    yield from (safetensors.load(theirs) for theirs in processes.collect(data))
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

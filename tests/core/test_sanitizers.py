@@ -1,0 +1,47 @@
+"""The CPU kernels under sanitizers, on random problems and without torch (sanitizers/kernels.cpp).
+
+The default suite runs a few seconds of it; `make check` runs longer, and all builds.
+"""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from compiler import compile_all, compiler_or_skip
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = [
+    ROOT / "tests/core/sanitizers/kernels.cpp",
+    *sorted((ROOT / "csrc/cpu").glob("kernels_*.cpp")),
+    ROOT / "csrc/cpu/isa.cpp",
+]
+BUILDS = {
+    "address,undefined": ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "thread": ["-O1", "-fsanitize=thread"],
+    "none": ["-O3"],
+}
+
+
+def run(build: str, seconds: int, seed: int, folder: Path) -> None:
+    compiler = compiler_or_skip()
+    program = folder / "kernels"
+    common = [compiler, "-std=c++17", "-g1", *BUILDS[build], f"-I{ROOT / 'csrc'}"]  # -g1: enough for a report's lines
+    command = [*common, *compile_all(common, SOURCES, folder), "-o", str(program), "-lpthread"]
+    linked = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "cannot find" in linked.stderr:
+        pytest.skip(f"this compiler has no runtime for -fsanitize={build}")
+    assert linked.returncode == 0, linked.stderr
+    result = subprocess.run([str(program), str(seconds), str(seed)], capture_output=True, text=True, check=False)
+    print(build, result.stdout.strip())
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert int(result.stdout.split()[0]) > 0
+
+
+def test_clean_under_address_and_undefined_sanitizers(tmp_path: Path) -> None:
+    run("address,undefined", seconds=3, seed=0, folder=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", list(BUILDS))
+def test_clean_for_longer(build: str, tmp_path: Path) -> None:
+    run(build, seconds=60, seed=1, folder=tmp_path)

@@ -1,0 +1,164 @@
+"""The losses CLRec is compared with, against hand-computed values; propensities; what is learned by heart."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from test_models import ENCODERS, OPTIONS, histories, items
+from test_train import memory
+
+from fastcl.recsys import CLRec, Histories, evaluate, fit
+from fastcl.recsys.models.clrec.objectives import OBJECTIVES, draw
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TEMPERATURE = 0.07
+
+
+def one_batch(**options):
+    """A model without dropout, its first batch, and by plain means: user vectors, all items' vectors, click shares."""
+    model = CLRec(items(), seed=3, batch=8, negatives=20, samples=5, **options).eval()
+    data = histories(rows=40)
+    batch = next(iter(model.batches(data, np.random.default_rng(0))))
+    users = model(model.item(batch.item), batch.bucket, batch.clicks).detach().double()
+    table = F.normalize(model.item(torch.arange(41)), dim=-1).detach().double()
+    share = 1.0 + np.bincount(data.item, minlength=41)[1:]
+    return model, batch, users, table, share / share.sum()
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_full_softmax_and_its_weighting(encoder):
+    model, batch, users, table, share = one_batch(objective="full_softmax", **encoder)
+    log_p = (users @ table[1:].T / TEMPERATURE).log_softmax(-1)
+    rows = -log_p[torch.arange(len(users)), batch.target - 1]
+    torch.testing.assert_close(model.loss(batch).double(), rows.mean(), atol=1e-4, rtol=1e-5)
+    weights = [1 / (40 * share[target - 1]) for target in batch.target.tolist()]
+    assert min(weights) < 0.8 < 1.2 < max(weights)
+    for limit in (10.0, 1.1):
+        model, batch, *_ = one_batch(objective="ipw", weight_limit=limit, **encoder)
+        expected = sum(min(w, limit) * loss for w, loss in zip(weights, rows.tolist(), strict=True)) / len(weights)
+        assert model.loss(batch).item() == pytest.approx(expected, rel=1e-5)
+        assert model.part_names == ("loss",)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_learned_propensity_is_a_model_of_the_click_before(encoder):
+    model, batch, users, table, share = one_batch(objective="ipw", propensity="learned", weight_limit=1e9, **encoder)
+    torch.nn.init.normal_(model.propensity.after.weight)
+    torch.nn.init.normal_(model.propensity.bias)
+    weights = model.propensity.state_dict()
+    before, after, bias = (weights[name].double() for name in ("before.weight", "after.weight", "bias"))
+    log_p = (users @ table[1:].T / TEMPERATURE).log_softmax(-1)
+    ends = batch.clicks.last if encoder is OPTIONS else torch.arange(len(batch.item))
+    losses, log_qs = [], []
+    for r, target in enumerate(batch.target.tolist()):
+        logits = after @ before[batch.item[ends[r]]] + bias + torch.from_numpy(np.log(share))
+        log_q = logits.log_softmax(0)[target - 1]
+        losses.append(-log_p[r, target - 1] / (40 * log_q.exp()))
+        log_qs.append(log_q)
+    found = model.parts(batch)
+    assert list(found) == list(model.part_names) == ["u2i", "propensity"]
+    torch.testing.assert_close(found["u2i"].double(), torch.stack(losses).mean(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found["propensity"].double(), -torch.stack(log_qs).mean(), rtol=1e-5, atol=1e-5)
+    # The propensity learns from its own likelihood alone, the encoders from the weighted loss alone.
+    for part, learners in (("u2i", (model.item, model.user)), ("propensity", (model.propensity,))):
+        model.zero_grad()
+        model.parts(batch)[part].backward()
+        learning = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+        allowed = {id(p) for module in learners for p in module.parameters()}
+        assert learning
+        assert all(id(p) in allowed for name, p in model.named_parameters() if name in learning)
+
+
+def test_learned_propensity_finds_what_is_shown_after_what():
+    """On a ring of 40 items every next click is known: q(y|x) goes from the share to one, the weight to 1/40."""
+    data = Histories.from_lists([[(user + step) % 40 + 1 for step in range(6)] for user in range(40)])
+    model = CLRec(items(), seed=3, objective="ipw", propensity="learned", batch=32, **OPTIONS).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    found = []
+    for epoch in range(15):
+        for batch in model.batches(data, np.random.default_rng(epoch)):
+            optimizer.zero_grad()
+            parts = model.parts(batch)
+            sum(parts.values()).backward()
+            optimizer.step()
+            found.append(parts["propensity"].item())
+    assert found[0] == pytest.approx(np.log(40), abs=1e-4)
+    assert found[-1] < 0.1
+
+
+def test_a_propensity_of_ones_own():
+    class Known(torch.nn.Module):
+        def forward(self, before, target, log_share):
+            return torch.full((len(target),), 0.5 / 40).log()
+
+    model, batch, *_ = one_batch(objective="ipw", **OPTIONS)
+    plain, again, *_ = one_batch(objective="full_softmax", **OPTIONS)
+    model.propensity = Known()
+    torch.testing.assert_close(model.loss(batch), 2 * plain.loss(again))
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_sampled_softmax_takes_log_q_off(encoder):
+    model, batch, users, table, share = one_batch(objective="sampled_softmax", **encoder)
+    assert batch.drawn.shape == (20,)
+    losses = []
+    for r, target in enumerate(batch.target.tolist()):
+        terms = [users[r] @ table[target] / TEMPERATURE - np.log(share[target - 1])]
+        others = [item for item in batch.drawn.tolist() if item != target]
+        terms += [users[r] @ table[item] / TEMPERATURE - np.log(share[item - 1]) for item in others]
+        losses.append(torch.stack(terms).logsumexp(0) - terms[0])
+    torch.testing.assert_close(model.loss(batch).double(), torch.stack(losses).mean(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("objective", ["negative_sampling", "shared_negatives"])
+def test_negative_sampling_is_a_binary_decision_a_pair(objective, encoder):
+    model, batch, users, table, _ = one_batch(objective=objective, **encoder)
+    n = len(batch.target)
+    assert batch.drawn.shape == ((n, 5) if objective == "negative_sampling" else (20,))
+    total = 0.0
+    for r, target in enumerate(batch.target.tolist()):
+        total -= torch.sigmoid(users[r] @ table[target] / TEMPERATURE).log()
+        for item in (batch.drawn[r] if objective == "negative_sampling" else batch.drawn).tolist():
+            total -= torch.sigmoid(-users[r] @ table[item] / TEMPERATURE).log()
+    torch.testing.assert_close(model.loss(batch).double(), total / n, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("power", [1.0, 0.75])
+def test_items_are_drawn_by_their_clicks(power):
+    share = np.array([0.5, 0.3, 0.15, 0.05])
+    drawn = draw(torch.from_numpy(np.log(share)).float(), power, (400, 500), np.random.default_rng(0))
+    assert drawn.shape == (400, 500)
+    found = np.bincount(drawn.ravel(), minlength=5)[1:] / drawn.size
+    assert found == pytest.approx(share**power / (share**power).sum(), abs=0.004)  # 3.5 standard errors
+
+
+def test_encoders_start_alike_whatever_the_loss():
+    one, *others = (CLRec(items(), seed=3, objective=name, propensity="learned", **OPTIONS) for name in OBJECTIVES)
+    for other in others:
+        for name in ("item", "user"):
+            ours, theirs = getattr(one, name).state_dict(), getattr(other, name).state_dict()
+            assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+        assert other.queue is None
+
+
+@pytest.mark.parametrize(
+    ("options", "epochs"),
+    [
+        ({"negatives": 64, "negatives_from": "vectors"}, 60),
+        ({"negatives_from": "batch"}, 60),
+        ({"negatives": 64, "negatives_from": "vectors", "momentum": 0.9}, 60),
+        ({"negatives": 64, "tasks": ("u2i", "u2u")}, 100),
+        ({"negatives": 64, "encoder": "sasrec", "batch": 10, "dropout": 0.0}, 40),
+        ({"negatives": 64, "objective": "sampled_softmax"}, 40),
+        ({"samples": 8, "objective": "negative_sampling"}, 60),
+        ({"negatives": 64, "objective": "shared_negatives"}, 100),
+        ({"objective": "ipw", "propensity": "learned"}, 80),
+        ({"objective": "full_softmax"}, 40),
+    ],
+)
+def test_fifty_users_are_learned_by_heart(options, epochs):
+    split = memory()
+    model = CLRec(split.items, seed=0, **{"batch": 32} | options)
+    fit(model, split, epochs=epochs, lr=1e-2, progress=False)
+    assert evaluate(model, split.test, counts=split.counts, k=(1,))["recall@1"] > 0.9

@@ -1,0 +1,199 @@
+"""Comparison of models: means and spread, popularity index, the paired test, and the commands evaluate and compare."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from itertools import combinations, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastcl.recsys import Histories, Interactions, Items, SASRec, save
+from fastcl.recsys.cli import main
+from fastcl.recsys.data import Split
+from fastcl.recsys.evaluation.comparison import compare, paired_test
+from fastcl.recsys.evaluation.measures import COUNTS
+from fastcl.recsys.evaluation.ranking import evaluate
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Fixed:
+    """The same random scores for every history."""
+
+    def __init__(self, items: int, seed: int) -> None:
+        self.row = torch.from_numpy(np.random.default_rng(seed).normal(size=items + 1)).float()
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        return self.row.repeat(len(histories), 1)
+
+
+@pytest.fixture
+def split() -> Split:
+    rng = np.random.default_rng(0)
+    log = Histories.from_lists([rng.integers(1, 41, 12).tolist() for _ in range(60)])
+    return Interactions(Items(tuple(f"i{n}" for n in range(40))), tuple(f"u{n}" for n in range(60)), log).split()
+
+
+def test_rows_are_means_and_spreads_of_evaluate(split: Split) -> None:
+    models = {"a": [Fixed(40, 1), Fixed(40, 2), Fixed(40, 3)], "b": [Fixed(40, 4)]}
+    found = compare(models, split.test, k=(5,))
+    alone = [evaluate(scorer, split.test, k=(5,)) for scorer in models["a"]]
+    a, b = found.rows
+    for name in ("recall@5", "ndcg@5", "popularity@5"):
+        values = [result[name] for result in alone]
+        assert a[name] == pytest.approx(np.mean(values))
+        assert a[f"{name} sd"] == pytest.approx(np.std(values, ddof=1))
+        assert f"{name} sd" not in b
+    most = max(a["popularity@5"], b["popularity@5"])
+    assert (a["runs"], b["runs"]) == (3, 1)
+    assert a["popularity index@5"] == pytest.approx(a["popularity@5"] / most)
+    assert max(a["popularity index@5"], b["popularity index@5"]) == 1.0
+    test = next(test for test in found.tests if test["metric"] == "ndcg@5")
+    assert (test["name"], test["against"], test["metric"]) == ("b", "a", "ndcg@5")
+    assert test["difference"] == pytest.approx(b["ndcg@5"] - a["ndcg@5"])
+    table = list(csv.DictReader(io.StringIO(found.to_csv())))
+    assert [row["name"] for row in table] == ["a", "b"]
+    assert float(table[0]["recall@5"]) == a["recall@5"]
+    assert table[1]["recall@5 sd"] == ""
+    with pytest.raises(ValueError, match="models: expected at least one scorer a name"):
+        compare({"a": []}, split.test)
+
+
+def test_paired_test_against_all_sign_patterns() -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(0.4, 1.0, 10), np.zeros(10)
+    sums = np.array([np.dot(signs, a) for signs in product((-1, 1), repeat=10)])
+    exact = float((np.abs(sums) >= abs(a.sum()) - 1e-9).mean())
+    found = paired_test(a, b, draws=20000)
+    assert found["p"] == pytest.approx(exact, abs=4 * np.sqrt(exact * (1 - exact) / 20000))
+    assert found["low"] < found["difference"] < found["high"]
+    assert paired_test(a, b) == paired_test(a, b)
+    assert paired_test(a, a)["p"] == 1.0
+    with pytest.raises(ValueError, match="a, b: expected two equally long"):
+        paired_test(a, b[:3])
+
+
+def test_paired_test_keeps_its_level() -> None:
+    rng = np.random.default_rng(2)
+    ps = [paired_test(rng.random(40), rng.random(40), draws=199, seed=n)["p"] for n in range(400)]
+    share = np.mean(np.array(ps) <= 0.05)
+    assert abs(share - 0.05) < 4 * np.sqrt(0.05 * 0.95 / 400)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    path = tmp_path / "log.csv"
+    rows = [f"u{user},i{rng.integers(30)},{step}" for user in range(40) for step in range(8)]
+    path.write_text("user,item,time\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def run_folder(folder: Path, log: Path, seed: int, dim: int = 8, **record: object) -> Path:
+    items = Interactions.read(log).items
+    data = {"path": str(log), "user": "user", "item": "item", "time": "time"}
+    save(SASRec(items, seed=seed, dim=dim).eval(), folder, {"data": data, "seed": seed, "seen": "mask", **record})
+    return folder
+
+
+def call(*arguments: str | Path) -> int:
+    return main.main([str(a) for a in arguments])
+
+
+def test_compare_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [run_folder(tmp_path / f"r{seed}", log, seed) for seed in (0, 1)]
+    runs.append(run_folder(tmp_path / "wide", log, 0, dim=16))
+    assert call("compare", *runs, "--k", "5", "--csv", tmp_path / "t.csv", "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [(row["name"], row["runs"]) for row in printed["rows"]] == [
+        ("sasrec dim=8", 2), ("sasrec dim=16", 1), ("floor: popularity", 1), ("floor: co-occurrence", 1),
+    ]  # fmt: skip
+    tests = [(test["name"], test["against"], test["metric"]) for test in printed["tests"]]
+    assert tests == [("sasrec dim=16", "sasrec dim=8", metric) for metric in ("recall@5", "ndcg@5")]
+    assert len((tmp_path / "t.csv").read_text().splitlines()) == 5
+    assert call("compare", *runs, "--protocol", "uniform100") == 0
+    text = capsys.readouterr().out
+    for word in ("hr@10", "±", "paired randomisation test", "floor: popularity"):
+        assert word in text
+
+
+def test_runs_that_do_not_belong_together_are_refused(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = run_folder(tmp_path / "a", log, 0)
+    other_log = tmp_path / "other.csv"
+    header, *rows = log.read_text().splitlines()
+    rows[0] = rows[0].replace(",0", ",9")  # the same users and items, another last item
+    other_log.write_text("\n".join([header, *rows]) + "\n")
+    items = Interactions.read(log).items
+    assert Interactions.read(other_log).items.ids == items.ids
+    other = run_folder(tmp_path / "b", other_log, 0)
+    kept = run_folder(tmp_path / "c", log, 0, seen="keep")
+    for arguments, message in (
+        ((first, other), "expected runs on the same data"),
+        ((first, kept), "expected --seen for all"),
+        ((first, first), "expected different folders"),
+        ((first, tmp_path), "not a run folder"),
+        ((first, "--metrics", "recal"), "metrics: expected names among"),
+        ((first, "--metrics", "distance"), "expected item features"),
+    ):
+        assert call("compare", *arguments) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert len(error.strip().splitlines()) == 1
+    assert call("compare", first, kept, "--seen", "keep") == 0
+
+
+def test_evaluate_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_folder(tmp_path / "a", log, 0)
+    more = ["--by", "popularity,length", "--metrics", "recall,auc,gini", "--robustness", "0.5"]
+    assert call("evaluate", run, "--k", "5,10", *more, "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert set(printed["results"]) == {"popularity", "co-occurrence", "sasrec"}
+    expected = {"recall@5", "recall@10", "auc", "gini@5", "gini@10", *COUNTS}
+    assert set(printed["results"]["sasrec"]) == expected
+    assert set(printed["by"]["sasrec"]) == {"popularity", "length"}
+    noise = [(row["kind"], row["ratio"]) for row in printed["robustness"]["sasrec"]]
+    assert noise == [("delete", 0.5), ("replace", 0.5)]
+    assert call("evaluate", run, *more) == 0
+    text = capsys.readouterr().out
+    for word in ("recall@10 by popularity", "recall@10 by length", "under noise", "40 cases"):
+        assert word in text
+    for arguments, message in (
+        (("--by", "age"), "by: expected names among popularity, frequency, length, got 'age'"),
+        (("--robustness", "2"), "--robustness: expected numbers from 0 to 1"),
+        (("--robustness", "x"), "--robustness: expected numbers"),
+        (("--protocol", "pop100", "--metrics", "gini"), "is of whole lists"),
+    ):
+        assert call("evaluate", run, *arguments) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_every_pair_metric_and_cut_off_is_tested_and_corrected(split: Split) -> None:
+    """Whatever the order of the names."""
+    models = {"one": [Fixed(40, 1)], "two": [Fixed(40, 2), Fixed(40, 3)], "three": [Fixed(40, 4)]}
+    metrics = ("recall", "mrr", "auc", "diversity")
+    found = compare(models, split.test, k=(3, 9), metrics=metrics)
+    named = {(frozenset((t["name"], t["against"])), t["metric"]): t for t in found.tests}
+    expected = {(frozenset(pair), m) for pair in combinations(models, 2) for m in ("recall@3", "recall@9", "auc")}
+    expected |= {(frozenset(pair), m) for pair in combinations(models, 2) for m in ("mrr@3", "mrr@9")}
+    assert (named.keys(), len(found.tests)) == (expected, 15)
+    rows = {row["name"]: row for row in found.rows}
+    for test in found.tests:
+        gain = rows[test["name"]][test["metric"]] - rows[test["against"]][test["metric"]]
+        assert test["difference"] == pytest.approx(gain)
+    ranked = sorted(test["p"] for test in found.tests)
+    for test in found.tests:  # the largest of (number of the tests not yet rejected) * p, over those that come first
+        places = [(15 - n) * p for n, p in enumerate(ranked) if p <= test["p"]]
+        assert test["p holm"] == pytest.approx(min(1.0, max(places)))
+    turned = compare(dict(reversed(models.items())), split.test, k=(3, 9), metrics=metrics)
+    for test in turned.tests:
+        other = named[frozenset((test["name"], test["against"])), test["metric"]]
+        assert (test["p"], test["p holm"]) == (other["p"], other["p holm"])
+        assert test["difference"] == pytest.approx(-other["difference"])
+    assert compare(models, split.test, metrics=("diversity", "gini")).tests == []

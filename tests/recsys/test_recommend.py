@@ -1,0 +1,303 @@
+"""Serving: ids in and out, unknown items, times, whole files, and vectors kept between calls."""
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fastcl
+from fastcl.recsys import (
+    MODELS,
+    CLRec,
+    Histories,
+    Interactions,
+    Items,
+    SASRec,
+    fit,
+    query_vectors,
+    recommend,
+    recommend_users,
+    save,
+)
+from fastcl.recsys.cli import main
+from fastcl.recsys.serving import recommend as serving
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+IDS = tuple(f"i{n}" for n in range(1, 41))
+ITEMS = Items(IDS)
+OPTIONS = {"dim": 16, "max_len": 7}
+
+
+def call(*arguments: str | Path) -> int:
+    return main.main([str(a) for a in arguments])
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Three users; the second clicks on an unknown item, the third on nothing else."""
+    path = tmp_path / "log.csv"
+    path.write_text("user,item,time\nann,i1,1\nann,i2,2\nbob,new,5\nbob,i3,6\ncy,new,7\ncy,newer,8\n")
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    save(SASRec(ITEMS, seed=0, **OPTIONS), tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_scores_are_inner_products_with_the_item_vectors(name):
+    model = MODELS[name](ITEMS, seed=3, **OPTIONS).eval()
+    data = Histories.from_lists([[1, 2, 3], [4], [5, 6]])
+    with torch.inference_mode():
+        expected = best_products(model.encode(data), model.item_vectors())
+        torch.testing.assert_close(model.scores(data)[:, 1:], expected[:, 1:])
+    query = torch.from_numpy(query_vectors(model, [["i1", "i2", "i3"], ["i4"], ["i5", "i6"]]))
+    torch.testing.assert_close(best_products(query, model.item_vectors())[:, 1:], expected[:, 1:])
+
+
+def best_products(queries: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """One vector a history or several: the largest inner product with any."""
+    return (queries.reshape(len(queries), -1, queries.shape[-1]) @ table.T).amax(1)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_kept_item_vectors_follow_the_weights(name):
+    """Scores after training, loading or a change by hand are never those of older vectors."""
+    data = Histories.from_lists([[1, 2, 3], [4]])
+    model, other = (MODELS[name](ITEMS, seed=seed, **OPTIONS).eval() for seed in (3, 4))
+
+    def check() -> None:
+        with torch.no_grad():
+            expected = best_products(model.encode(data), model.item_vectors())
+            torch.testing.assert_close(model.scores(data)[:, 1:], expected[:, 1:])
+
+    check()
+    model.load_state_dict(other.state_dict())
+    check()
+    with torch.no_grad():
+        next(p for n, p in model.named_parameters() if n.startswith("item")).mul_(2.0)
+    check()
+    optimizer = torch.optim.Adam(model.train().parameters(), lr=0.1, fused=True)  # counts no versions
+    model.encode(data).sum().backward()
+    optimizer.step()
+    model.eval()
+    check()
+
+
+def test_unknown_items_are_skipped_and_counted():
+    model = SASRec(ITEMS, seed=0, **OPTIONS).eval()
+    found = recommend(model, [["i3", "new", "i5", "new"], ["newer", "i7"]], k=4)
+    assert found == recommend(model, [["i3", "i5"], ["i7"]], k=4)
+    assert found.skipped == Counter({"new": 2, "newer": 1})
+    assert recommend(model, [["i3"]]).skipped == Counter()
+    with pytest.raises(ValueError, match=r"expected known items only \(strict\), got 2 unknown: 'new', 'newer'"):
+        recommend(model, [["i3", "new"], ["newer", "i7"]], strict=True)
+
+
+@pytest.mark.parametrize(
+    ("histories", "options", "error", "message"),
+    [
+        ([[3]], {}, TypeError, "expected ids as strings, got 3 in row 0"),
+        ([["i1"]], {"k": 0}, ValueError, "k: expected at least 1, got 0"),
+        ([], {"seen": "hide"}, ValueError, "seen: expected one of mask, keep, got 'hide'"),
+        ([["i1", "i2"]], {"times": [[1]]}, ValueError, "times: expected as many in each row"),
+        ([["i3"], ["i1", "i2"]], {"times": [[9], [2, 1]]}, ValueError, "numbers that never fall, got 1 in row 1"),
+        ([["i1"], ["i2"]], {"times": [[1.0], [np.nan]]}, ValueError, "never fall, got nan in row 1"),
+    ],
+)
+def test_bad_input_is_refused(histories, options, error, message):
+    with pytest.raises(error, match=message):
+        recommend(SASRec(ITEMS, **OPTIONS).eval(), histories, **options)
+
+
+def test_times_of_the_history_reach_clrec():
+    model = CLRec(ITEMS, seed=0, **OPTIONS).eval()
+    ids, times = [["i1", "new", "i2"], ["i5"]], [[0, 10, 10**6], [7]]
+    found = recommend(model, ids, k=40, times=times)
+    plain = Histories.from_lists([[1, 2], [5]], [[0, 10**6], [7]])
+    for row, scores in zip(found, model.scores(plain).tolist(), strict=True):
+        assert [score for _, score in row] == pytest.approx([scores[int(item[1:])] for item, _ in row], abs=1e-5)
+    assert found[0] != recommend(model, ids, k=40)[0]
+
+
+def test_all_users_of_a_log_in_chunks(monkeypatch, log):
+    model = SASRec(ITEMS, seed=0, **OPTIONS).eval()
+    data = Interactions.read(log)
+    whole = recommend_users(model, data, k=3)
+    rows = dict(whole.rows)
+    assert list(rows) == ["ann", "bob"]
+    assert whole.left_out == ("cy",)
+    assert whole.skipped == Counter({"new": 2, "newer": 1})
+    for user, history in (("ann", ["i1", "i2"]), ("bob", ["i3"])):
+        (alone,) = recommend(model, [history], k=3)
+        assert [item for item, _ in rows[user]] == [item for item, _ in alone]
+        assert [score for _, score in rows[user]] == pytest.approx([score for _, score in alone], abs=1e-5)
+    scored: list[int] = []
+    monkeypatch.setattr(serving, "SCORES", 1)
+    monkeypatch.setattr(SASRec, "encode", lambda self, h, e=SASRec.encode: (scored.append(len(h)), e(self, h))[1])
+    assert [user for user, _ in recommend_users(model, data, k=3).rows] == ["ann", "bob"]
+    assert scored == [1, 1]
+    with pytest.raises(ValueError, match="strict"):
+        recommend_users(model, data, strict=True)
+
+
+def test_an_item_that_training_never_saw_can_be_recommended_and_clicked():
+    """Cold items of the table: no failure, and a place in the ranking."""
+    log = [["i1", "i2", "i3", "i4"], ["i2", "i3", "i4", "i5"], ["i3", "i4", "i5", "i9"]]
+    lists = [[IDS.index(item) + 1 for item in row] for row in log]
+    data = Interactions(ITEMS, ("a", "b", "c"), Histories.from_lists(lists))
+    split = data.split()
+    model = SASRec(ITEMS, seed=0, **OPTIONS)
+    fit(model, split, epochs=1, progress=False)
+    assert split.counts[9] == 0
+    (row,) = recommend(model, [["i9"]], k=100)
+    assert {item for item, _ in row} == set(IDS) - {"i9"}
+
+
+def test_command_for_a_history(run, capsys):
+    assert call("recommend", run, "--history", 'i3,"i5",nowhere', "-k", "4", "--json") == 0
+    shown = capsys.readouterr()
+    document = json.loads(shown.out)
+    assert (document["k"], document["seen"], document["skipped"]) == (4, "mask", {"nowhere": 1})
+    (entry,) = document["recommendations"]
+    model = SASRec(ITEMS, seed=0, **OPTIONS).eval()
+    assert [(item["item"], item["score"]) for item in entry["items"]] == recommend(model, [["i3", "i5"]], k=4)[0]
+    assert "skipped 1 of 3 unknown: nowhere" in shown.err
+    assert call("recommend", run, "--history", "i3,nowhere", "--strict") == 2
+    assert "1 unknown: 'nowhere'" in capsys.readouterr().err
+    assert call("recommend", run, "--history", "nowhere") == 0
+    assert f"note: {run} knows no item of the history: there is nothing to recommend from" in capsys.readouterr().err
+    assert call("recommend", run, "--history", "i3,i4", "--times", "5,x") == 2
+    assert "--times: expected numbers separated by commas, got 'x'" in capsys.readouterr().err
+    assert call("recommend", run, "--history", "i3,i4", "--times", "5,5.5") == 0
+
+
+def test_command_for_the_users_of_a_file(run, log, tmp_path, capsys):
+    out = tmp_path / "out.csv"
+    assert call("recommend", run, "--users", log, "-k", "2", "-o", out) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{out}: 4 rows, 2 users\n"
+    assert shown.err.splitlines() == [
+        f"note: {run} names no data: histories are those of the files alone",
+        "skipped 3 of 6 unknown: new, newer",
+        "left out 1 users without a known item: cy",
+    ]
+    with open(out, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["user"], row["rank"]) for row in rows] == [("ann", "1"), ("ann", "2"), ("bob", "1"), ("bob", "2")]
+    expected = recommend(SASRec(ITEMS, seed=0, **OPTIONS).eval(), [["i1", "i2"], ["i3"]], k=2)
+    flat = [entry for row in expected for entry in row]
+    assert [row["item"] for row in rows] == [item for item, _ in flat]
+    assert [float(row["score"]) for row in rows] == pytest.approx([score for _, score in flat], rel=1e-5)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["log.csv", "out.csv", "run"]
+
+    assert call("recommend", run, "--users", log, "-k", "2") == 0
+    assert capsys.readouterr().out == out.read_text()
+    assert call("recommend", run, "--users", log, "-o", out, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["left_out"] == ["cy"]
+    before = out.read_bytes()
+    assert call("recommend", run, "--users", log, "--strict", "-o", out) == 2
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_history_without_a_known_item_refuses_no_batch(name):
+    """It gets an empty row and a mention; the rows beside it are what they are without it."""
+    model = MODELS[name](ITEMS, seed=3, **OPTIONS)
+    histories = [[], ["i1", "i2"], ["x"], ["i3"], []]
+    found = recommend(model, histories, k=4)
+    assert (found[0], found[2], found[4], found.left_out) == ([], [], [], (0, 2, 4))
+    assert found[1::2] == recommend(model, [["i1", "i2"], ["i3"]], k=4)
+    alone = recommend(model, [[]])
+    assert (list(alone), alone.left_out, recommend(model, []).left_out) == ([[]], (0,), ())
+    with pytest.raises(ValueError, match=r"an item that the model knows in row 0, got \[\]"):
+        query_vectors(model, histories)
+
+
+def test_where_every_item_is_seen_there_is_a_note(run, log, tmp_path, capsys):
+    everything = ",".join(IDS)
+    assert call("recommend", run, "--history", everything) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("the history holds every item, so that nothing is left to recommend")) == ("", 1)
+    with open(log, "a") as file:
+        file.writelines(f"{user},{item},9\n" for user in ("bob", "dan") for item in IDS)
+    for more in ([], ["--json"], ["-o", tmp_path / "out.csv"]):
+        assert call("recommend", run, "--users", log, *more) == 0
+        assert "note: 2 users have clicked on every item, so that nothing is left" in capsys.readouterr().err
+        assert call("recommend", run, "--users", log, "--seen", "keep", *more) == 0
+        assert "every item" not in capsys.readouterr().err
+
+
+def test_clicks_of_the_training_belong_to_the_histories_of_a_later_file(tmp_path, capsys):
+    """Of all splits' files, once each, before the new ones; nothing that was clicked there is recommended."""
+    rng = np.random.default_rng(2)
+    clicks = [(f"u{u}", f"i{i}", t) for u in range(12) for t, i in enumerate(rng.permutation(30)[:10])]
+    parts = {"train": (0, 8), "valid": (8, 9), "test": (9, 10), "week": (9, 10)}
+    for name, (low, high) in parts.items():
+        rows = [row for row in clicks if low <= row[2] < high]
+        rows += [(f"u{u}", "i30", 20) for u in range(6)] + [("new", "i1", 20)] if name == "week" else []
+        lines = ["user,item,time", *(",".join(map(str, row)) for row in rows)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    paths = {name: str(tmp_path / f"{name}.csv") for name in parts}
+    reading = {"user": "user", "item": "item", "time": "time"}
+    record = {"data": {"path": paths["train"], "valid": paths["valid"], "test": paths["test"], **reading}}
+    model = SASRec(ITEMS, seed=0, **OPTIONS)
+    run = tmp_path / "run"
+    save(model, run, record)
+
+    def lists(*arguments: str) -> dict[str, list[str]]:
+        assert call("recommend", run, "--users", *arguments, "-k", "40", "--json") == 0
+        rows = json.loads(capsys.readouterr().out)["recommendations"]
+        return {row["user"]: [entry["item"] for entry in row["items"]] for row in rows}
+
+    assert call("recommend", run, "--users", paths["week"]) == 0
+    told = capsys.readouterr().err
+    assert "note: 12 of 13 users are in the run's data too: their clicks there, 108, are part of their hist" in told
+    found = lists(paths["week"])
+    assert list(found) == [*(f"u{u}" for u in range(12)), "new"]
+    for user, items in found.items():
+        own = [item for name, item, _ in clicks if name == user] + ["i30"] * (user in {f"u{u}" for u in range(6)})
+        assert set(items) == set(IDS) - set(own or ["i1"])
+        assert items == [item for item, _ in recommend(model, [own or ["i1"]], k=40)[0]]
+    assert set(lists(paths["week"], "--alone")["u0"]) == set(IDS) - {"i30", clicks[9][1]}
+    assert lists(paths["train"], paths["valid"], "--alone")["u1"] == lists(paths["train"], paths["valid"])["u1"]
+    Path(paths["train"]).unlink()
+    assert call("recommend", run, "--users", paths["week"]) == 0
+    told = f"the run's data has moved from {paths['train']}: what was clicked there is unknown and may be recommended"
+    assert told in capsys.readouterr().err
+    assert call("recommend", run, "--history", "i1", "--alone") == 2
+
+
+def test_files_are_read_as_the_runs_own_was(tmp_path, capsys):
+    """Its columns, encoding and repeats, wherever its own data and its item features are now."""
+    gone = {"path": str(tmp_path / "gone.csv"), "item_features": str(tmp_path / "gone too.csv")}
+    reading = {"user": "who", "item": "what", "time": "when", "encoding": "latin-1", "repeats": "first"}
+    model = SASRec(Items(("é1", "é2", "é3")), seed=0, **OPTIONS).eval()
+    save(model, tmp_path / "run", {"data": {**gone, **reading}})
+    path = tmp_path / "log.csv"
+    path.write_bytes("when,what,who\n1,é1,zoé\n2,é2,zoé\n3,é1,zoé\n".encode("latin-1"))
+    assert call("recommend", tmp_path / "run", "--users", path, "-k", "3", "--seen", "keep", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)["recommendations"]
+    (expected,) = recommend(model, [["é1", "é2"]], k=3, seen="keep")
+    assert found["user"] == "zoé"
+    assert [(entry["item"], entry["score"]) for entry in found["items"]] == expected
+
+
+def test_info_and_bench_as_json(capsys, monkeypatch):
+    from fastcl.recsys.cli import bench
+    from fastcl.recsys.reporting.cost import Shape
+
+    assert call("info", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["isa"], found["models"]) == (fastcl.config()["isa"], list(MODELS))
+    monkeypatch.setattr(bench, "SHAPES", {"small": Shape("softmax", 64, 500, 16)})
+    assert call("bench", "--repetitions", "1", "--json") == 0
+    small = json.loads(capsys.readouterr().out)["results"]["small"]
+    assert 0 < small["difference"] < 1e-4
+    assert small["fused_ms"] > 0
