@@ -9,7 +9,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 # Two test files at a time. Their threads share the cores, so one that waits must not spin.
-PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 CXX_FILES := $(shell find csrc tests benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 # Folders too, so that a deleted source counts as a change.
 BUILD_INPUTS := setup.py pyproject.toml $(shell find csrc)
