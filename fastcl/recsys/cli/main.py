@@ -1,4 +1,4 @@
-"""The command line's frame: one parser from the commands in commands/, errors and exit codes.
+"""The command line's frame: one parser from the commands beside it, errors and exit codes.
 
 `fastcl --use FILE COMMAND` runs a Python file of the user's first, the only code from outside: run folders hold none.
 Options are checked before data is read. Whatever goes wrong is one line on stderr, never a traceback unless --debug

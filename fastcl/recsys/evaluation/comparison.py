@@ -1,6 +1,6 @@
 """Models side by side: mean and spread over seeds, the relative popularity index, and a paired test over users.
 
-Models come in loaded; reading runs and data is the command's work, and the metrics are those of metrics.evaluate.
+Models come in loaded; reading runs and data is the command's work, and the metrics are those of ranking.evaluate.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def compare(
     """Evaluates every scorer on the same cases.
 
     models: name -> the scorers of that name, which differ by their seed alone; at least one each.
-    Other arguments: as in `metrics.evaluate`.
+    Other arguments: as in `ranking.evaluate`.
 
     With "popularity" among the metrics each row also has "popularity index@k", the mean train clicks of a recommended
     item over the largest such mean among the rows (CLRec, Zhou et al. 2021, appendix): 1 is the most popular taste.

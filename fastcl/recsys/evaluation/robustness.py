@@ -61,7 +61,7 @@ def robustness(
     at every ratio. Of a kind, a higher ratio corrupts the items of a lower one and more (same `seed`).
 
     ratios: each at least 0 and at most 1; a history of n loses floor(ratio * n) items, and keeps one at least.
-    Other arguments: as in `metrics.evaluate`.
+    Other arguments: as in `ranking.evaluate`.
 
     Returns one dict a measurement: "kind", "ratio", and the metrics.
 

@@ -54,7 +54,7 @@ def plot(
     An earlier index.html goes first and the new one comes last: where it is, the other files belong to it.
 
     models: name -> model. logs: name -> the lines of its metrics.jsonl. seeds: name -> seed of its training, for the
-        replay of CLRec's queue. seen, ratios: as in `metrics.evaluate` and `robustness`. notes: sentences that stand
+        replay of CLRec's queue. seen, ratios: as in `ranking.evaluate` and `robustness`. notes: sentences that stand
         above the table of results. groups: name -> what the pictures call the models that differ by their seed alone,
         which are drawn as their mean in a band from the least to the largest; a model that is not in it stands alone.
 

@@ -1,7 +1,7 @@
 """What a run looks like to its reader: the table of results beside the floors, and the picture of curves and
 popularity.
 
-Formatting and drawing only; every number comes in from the caller or from metrics.evaluate.
+Formatting and drawing only; every number comes in from the caller or from ranking.evaluate.
 """
 
 from collections.abc import Mapping, Sequence

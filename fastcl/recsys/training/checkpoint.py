@@ -4,7 +4,7 @@
     items.json         the item table: external ids, titles, features
     model.safetensors  every tensor of the best epoch's state dict, with a checksum
     last.safetensors   where training stands, for `resume` (written by state.py)
-    metrics.jsonl      one line an epoch (written by train.py)
+    metrics.jsonl      one line an epoch (written by fit.py)
 
 Files are replaced whole or not at all, and the tensors say which model settings and items they belong to. What the JSON
 holds is declared in schema.py, tensor files are those of tensorfile.py. No training and no scoring here.
