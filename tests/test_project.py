@@ -24,3 +24,10 @@ def test_links_to_files_lead_somewhere(page: str) -> None:
     """Those of docs/ are checked where the pages are built."""
     for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", (ROOT / page).read_text()):
         assert "://" in link or (ROOT / link).exists(), link
+
+
+def test_the_front_page_fits_on_two_screens() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 130
+    # A mark on one line holds a figure that a program writes, of any length.
+    assert [line for line in lines if len(line) > 100 and "<!-- table:" not in line] == []
