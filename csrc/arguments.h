@@ -1,5 +1,5 @@
-// The arguments of the ops as torch hands them over, for the host code of every device. Takes them off the stack and
-// checks what all devices need; reads no data.
+// Takes an op's arguments off torch's stack and makes the checks that every device needs. Must not read tensor data:
+// the data may be on a GPU.
 #pragma once
 #include <limits>
 
@@ -15,24 +15,26 @@ struct Inputs {
 inline void check_matrices(const Inputs& in, bool needs_key = true) {
   check(in.query.dim() == 2, "query: expected shape [N, D], got ", in.query);
   check(in.key.dim() == 2 || (!needs_key && !present(in.key)), "key: expected shape [M, D], got ", in.key);
-  // Without a key, as backward gets none where columns are frozen, there is nothing to exclude.
+  // Backward gets no key when neither key nor bias needs a gradient; then there is nothing to exclude.
   const bool columns = in.key.dim() == 2 && in.key.size(0) != 0;
   check(!columns || !present(in.row_id) || present(in.col_id), "col_id: expected both row_id and col_id or neither");
   check(in.positive.dim() == 2 || !present(in.positive), "positive: expected shape [N, D] or [0], got ", in.positive);
 }
 
-// What the caller expects a loss to send back into lse, up to one common factor:
-//   weight_i * sigmoid(lse_i - logaddexp(pos_i + shift + row_shift_i, rest_i)),    the derivative of
-//   weight_i * log(exp(pos_i + shift + row_shift_i) + exp(rest_i) + exp(lse_i)) by lse_i
-// With it the keys' gradient may be summed while the weights are at hand. Backward compares it with what does come.
+// The gradient that the caller expects to arrive at lse, up to one factor common to all rows:
+//   weight_i * sigmoid(lse_i - logaddexp(pos_i + shift + row_shift_i, rest_i))
+// which is the derivative by lse_i of
+//   weight_i * log(exp(pos_i + shift + row_shift_i) + exp(rest_i) + exp(lse_i)).
+// Forward uses it to sum the gradient of the keys while the weights are still in cache. Backward takes those sums only
+// if the gradient that arrives is proportional to the expected one.
 struct Expected {
   bool key_grad, bias_grad;
   double shift;
   Tensor row_shift, rest, weight;  // [n] or absent
 };
 
-// Without a shift the positive takes no part: log 0. The op is given the lowest double for it, since the JSON in which
-// AOTInductor keeps an op's arguments has no infinity.
+// A shift of -inf takes the positive out of the expected gradient. Python passes the lowest double in its place,
+// because AOTInductor stores the arguments of an op as JSON, which has no infinity.
 inline double shift_of(double given) {
   return given <= std::numeric_limits<double>::lowest() ? -std::numeric_limits<double>::infinity() : given;
 }
@@ -59,11 +61,12 @@ struct ForwardArguments {
   }
 };
 
-// What forward left for backward.
+// The outputs of forward that backward reads.
 struct Saved {
   Tensor lse, mean_key, gradient, key_sum, bias_sum;
 };
 
+// The inputs that need a gradient.
 struct Wanted {
   bool query, key, positive, scale, bias;
 };
@@ -86,8 +89,8 @@ struct BackwardArguments {
   }
 };
 
-// Of `softplus_sum`, whose arguments from `first` on are query, key, scale, offset, bias, row_id, col_id, factor. No
-// positive takes part; Inputs takes [0] for it.
+// The inputs of `softplus_sum`. From `first` on the stack has query, key, scale, offset, bias, row_id, col_id, factor.
+// The op has no positive, which Inputs writes as an empty tensor of shape [0].
 inline Inputs softplus_inputs(const StableIValue* first) {
   return {Tensor(first[0]), Tensor(first[1]),   Tensor::empty({0}, aoti_torch_dtype_float32()),
           Tensor(first[2]), Tensor(first[4]),   Tensor(first[5]),
@@ -122,7 +125,7 @@ struct SoftplusBackwardArguments {
 
 inline bool is_double(const Tensor& t) { return t.dtype() == aoti_torch_dtype_float64(); }
 
-// What the gradients that came must look like, in the type of lse.
+// Checks the shapes of the gradients that arrive, and that their dtype is that of lse.
 inline void check_upstream(const BackwardArguments& a, bool has_positive) {
   const int64_t n = a.in.query.size(0);
   const int32_t dtype = a.saved.lse.dtype();

@@ -1,5 +1,5 @@
-// The last line of defence before raw pointers: what Python has checked with good messages is checked here once more,
-// so that a call that bypasses `fastcl.contrast` fails instead of reading foreign memory.
+// Checks made just before raw pointers are taken. Python checks the same with better messages; a call of the op that
+// bypasses `fastcl.contrast` must fail here instead of reading memory that is not its own.
 #pragma once
 #include <string>
 
@@ -16,7 +16,8 @@ inline std::string text(const Tensor& part) {  // its shape
   return s + "]";
 }
 
-// The message is put together where it is needed only: for a small problem it would cost as much as the arithmetic.
+// The message is built only when the check fails: for a small problem, building it would cost as much as the
+// arithmetic.
 template <class... Parts>
 void check(bool ok, const Parts&... message) {
   if (!ok) throw std::runtime_error(("fastcl: " + ... + text(message)));
@@ -33,13 +34,14 @@ inline DType dtype_of(const Tensor& t, const char* name) {
 
 inline int64_t bytes_of(DType dtype) { return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2; }
 
-// The elements of a contiguous tensor must lie in its storage: one that was freed or cut short would be read beyond.
+// The elements of a contiguous tensor must lie within its storage, which its owner may have freed or cut short.
 inline void check_memory(const Tensor& t, int64_t count, int64_t element_bytes, const char* name) {
   check(count == 0 || (t.storage_offset() + count) * element_bytes <= t.storage_bytes(), name,
         ": expected a tensor with memory behind it, got ", t, " whose storage was freed or cut short");
 }
 
-// An optional tensor is absent as [0]; beside an empty query or key a present one looks the same, which does no harm.
+// An absent optional tensor is passed with shape [0]. A present vector for 0 rows or columns has the same shape;
+// reading it as absent does no harm, because it has no elements.
 inline bool present(const Tensor& t) { return t.dim() != 1 || t.size(0) != 0; }
 
 inline Matrix matrix_of(const Tensor& t, int64_t rows, int64_t features, const char* name) {

@@ -1,14 +1,15 @@
-// The vocabulary of the op, shared by host code and kernels: what a pass over the similarity matrix reads and writes.
-// Plain structs of pointers and sizes; no torch, no allocation, no arithmetic.
+// The structs that host code and CPU kernels share: what a pass over the similarity matrix reads and writes, and the
+// table of functions that an instruction set offers. No torch, no allocation, no arithmetic here.
 //
 // One pass serves forward and backward. It walks rows x columns, turns each similarity x = <row, column> into a weight,
-// and may multiply the weights with one vector per column:
-//   forward:   rows = queries, columns = keys;    weight = exp(x - running maximum); out = mean key
+// and may sum weight * value over the columns, where the value is a vector of its column:
+//   forward:   rows = queries, columns = keys;    weight = exp(x - running maximum);   out = mean key
 //   backward:  rows = keys,    columns = queries; weight = exp(x - lse of the column); out = gradient of the key
-// and, for losses over pairs, the same with softplus(x) summed and weight = sigmoid(x).
-// A forward may keep its weights and multiply them, transposed, with one vector per row as well (ColumnSums): where the
-// gradients of the rows are known by then, this is the gradient of the keys, with no similarity computed twice.
-// All similarities are in units of log 2, so that the exponential is exp2.
+// For losses over pairs, softplus(x) is summed in place of exp(x), and the weight is sigmoid(x).
+// A forward pass may keep its weights and also sum weight * value over the rows, with one value per row (ColumnSums).
+// Where the gradients of the rows are known by then, these sums are the gradient of the keys, and no similarity is
+// computed twice.
+// Similarities are multiplied by log2(e), so that exp(x) is computed as 2^x; comments call this "units of log 2".
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -25,12 +26,12 @@ struct Matrix {
 };
 
 struct MutableMatrix {
-  void* data;  // null: not wanted
+  void* data;  // null: this output is not wanted
   DType dtype;
 };
 
-// Ids are compared as tags of the element's width, so that one comparison serves one vector of similarities; equal tags
-// are then verified on the ids.
+// A hash of an id, as wide as an element, so that one vector comparison covers one vector of similarities. Only where
+// tags are equal are the ids themselves compared.
 template <class T>
 using Tag = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
 
@@ -44,12 +45,12 @@ template <class T>
 struct Columns {
   int64_t count;
   Matrix data;            // [count, features]
-  const T* factor;        // [count] or null: multiplies a column as it is packed
-  const T* panels;        // [panels][panel elements] from pack_panels; null: packed strip by strip
+  const T* factor;        // [count] or null: multiplies a column when it is packed
+  const T* panels;        // [panels][panel elements] from pack_panels; null: the walk packs one strip at a time
   const T* shift;         // [panels * panel width] or null: added to x; -inf takes a column out
   const int64_t* id;      // [count] or null
-  const Tag<T>* tag;      // [panels * panel width] or null, of the ids
-  const T* value_factor;  // [count] or null: multiplies a column where the weights are multiplied with it
+  const Tag<T>* tag;      // [panels * panel width] or null: tags of the ids
+  const T* value_factor;  // [count] or null: multiplies the value of a column
   const T* extra;         // [count] or null: one more feature of the values
 };
 
@@ -58,63 +59,67 @@ struct Pass {
   int64_t rows;
   int64_t features;
   Matrix row_data;      // [rows, features]
-  const T* row_factor;  // [rows] or null: multiplies a row as it is loaded
+  const T* row_factor;  // [rows] or null: multiplies a row when it is packed
   const T* row_shift;   // [rows] or null: added to x
   const int64_t* row_id;
   Columns<T> columns;
-  T* reduced;               // forward: [rows], what the reducer makes of a row, in natural units
-  MutableMatrix out;        // [rows, features], sum of weights * values
-  T* out_extra;             // [rows], where columns.extra is given
-  std::atomic<bool>* wild;  // set by kernels that cannot take the data they met; what they made of it is void
+  T* reduced;               // [rows], forward only: log-sum-exp or softplus sum of a row, in natural units
+  MutableMatrix out;        // [rows, features]: sums of weight * value
+  T* out_extra;             // [rows] or null: the same sum of columns.extra
+  std::atomic<bool>* wild;  // kernels set it when they cannot represent the data; their results are then invalid
 };
 
-// A rectangle of the similarity matrix, walked by one thread, and what it knows of its rows afterwards. Buffers are as
-// long as whole tiles of rows.
+// A rectangle of the similarity matrix that one thread walks, and the results for its rows. Row buffers are padded to
+// whole tiles.
 template <class T>
 struct Part {
   int64_t row_begin, row_end;
   int64_t panel_begin, panel_end;
-  T* maximum;  // [rows], what weights are relative to
-  T* sum;      // [rows] of weights; after `combine` what makes a weight of this part a share of the whole row
-  T* out;      // [rows][out stride] or null
-  T* weights;  // [panels][tiles][cell] or null: kept for column sums
+  T* maximum;  // [rows]: weights are exp(x - maximum)
+  T* sum;      // [rows]: sum of the weights; after `combine`: the factor that normalises them over the whole row
+  T* out;      // [rows][out stride] or null: sums of weight * value
+  T* weights;  // [panels][tiles][cell] or null: the weights, kept for column sums
 };
 
-// For each column of a part with kept weights: the sum over its rows of weight * share * values.
+// For each column of a part with kept weights: the sum over the part's rows of weight * factor * value.
 template <class T>
 struct ColumnSums {
   Matrix values;    // [rows of the pass, features]
-  const T* factor;  // [rows of the part, whole tiles], zero in the padding: multiplies a row of values
-  const T* extra;   // the same or null: one more feature of the values
+  const T* factor;  // [rows of the part, padded to whole tiles with zeros]: multiplies the value of a row
+  const T* extra;   // of the shape of factor, or null: one more feature of the values
   T* sums;          // [panels of the pass][column sum elements]
-  bool add;         // to what is there already
+  bool add;         // adds to `sums` instead of overwriting it
 };
 
 template <class T>
 struct Reduction {
   void (*walk)(const Pass<T>&, const Part<T>&, T* scratch);
-  // Rows [begin, end) from the parts that share them.
+  // Writes the results of rows [begin, end) from the `count` parts that each hold some of their columns.
   void (*combine)(const Pass<T>&, const Part<T>* parts, int64_t count, int64_t begin, int64_t end);
 };
 
-// What one instruction set offers for one element type. Host code owns threads and memory; these own the loops.
+// What one instruction set offers for one compute type. Host code owns threads and memory; these functions own the
+// loops.
 template <class T>
 struct Kernels {
-  const Kernels* any;     // for data that these find wild; null: they take everything
+  // Kernels to fall back to when the data has values that these cannot represent (inf, NaN, extreme magnitudes). Null
+  // if there is no such restriction.
+  const Kernels* any;
   int64_t tile_rows;      // rows per register tile: the unit in which rows are split
   int64_t panel_width;    // columns per register tile: the unit in which columns are split
-  int64_t strip_columns;  // columns between two rounds of values
-  int64_t cell_elements;  // of the weights of one tile
-  // Kept weights: at least those of so many rows, in at most so many bytes; else similarities are computed again.
+  int64_t strip_columns;  // columns whose weights are computed before they are multiplied with the values
+  int64_t cell_elements;  // elements of one tile of weights
+  // Weights are kept for column sums if those of least_kept_rows rows fit kept_bytes; otherwise backward computes the
+  // similarities again.
   int64_t least_kept_rows, kept_bytes;
   int64_t (*panel_elements)(int64_t features);
-  int64_t (*out_stride)(int64_t features);  // features with the extra one
+  int64_t (*out_stride)(int64_t features);  // here and below, `features` includes the extra feature if there is one
   int64_t (*scratch_elements)(const Pass<T>&, const Part<T>&);
-  int64_t (*column_sum_elements)(int64_t features);  // of one panel; features with the extra one
+  int64_t (*column_sum_elements)(int64_t features);  // of one panel
   int64_t (*column_scratch_elements)(const Part<T>&, int64_t features);
-  // Columns in panels [begin, end), written from panels[0] on.
+  // Packs the columns of panels [panel_begin, panel_end); the first of them is written to panels[0].
   void (*pack_panels)(const Pass<T>&, int64_t panel_begin, int64_t panel_end, T* panels);
-  // A vector as T.
+  // Converts a vector to T.
   void (*widen_vector)(Matrix, int64_t count, T* out);
   // out[i] = <a_i, b_i> over features.
   void (*row_dot)(Matrix a, Matrix b, int64_t features, int64_t begin, int64_t end, T* out);
@@ -126,7 +131,7 @@ struct Kernels {
   Reduction<T> softplus_sum;  // forward: sigmoid(x)
   Reduction<T> sigmoid;       // backward: sigmoid(x)
   void (*column_sums)(const Pass<T>&, const Part<T>&, const ColumnSums<T>&, T* scratch);
-  // Sums of panels [begin, end) into rows of `out` [columns, features] and into out_extra [columns] or null.
+  // Copies the sums of panels [panel_begin, panel_end) to out [columns, features] and out_extra ([columns] or null).
   void (*write_column_sums)(const T* sums, int64_t columns, int64_t features, int64_t panel_begin, int64_t panel_end,
                             T* out, T* out_extra);
 };
@@ -136,7 +141,8 @@ struct Isa {
   bool (*supported)();
   Kernels<float> f32;
   Kernels<double> f64;
-  const Kernels<float>* bf16 = nullptr;  // where both sides are of that type, if anything is gained by knowing
+  // Faster kernels for rows and columns that are both bfloat16 or both float16. Null: f32 serves these types too.
+  const Kernels<float>* bf16 = nullptr;
   const Kernels<float>* f16 = nullptr;
 };
 

@@ -1,5 +1,5 @@
-// The Python module: build facts and control of the instruction set. Tensors do not pass through here; ops register
-// themselves.
+// The Python module fastcl._C: lists the compiled instruction sets and switches between them. Must not handle tensors:
+// the ops register themselves with torch when the module is loaded.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -14,7 +14,7 @@ std::vector<std::string> names(const std::vector<const fastcl::Isa*>& isas) {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
-  fastcl::active_isa();  // a wrong FASTCL_ISA is reported at import, not at the first loss
+  fastcl::active_isa();  // reads FASTCL_ISA, so that a wrong value is an error of the import, not of the first loss
   m.def("compiled_isas", [] { return names(fastcl::compiled_isas()); });
   m.def("usable_isas", [] { return names(fastcl::usable_isas()); });
   m.def("active_isa", [] { return std::string(fastcl::active_isa().name); });

@@ -1,6 +1,7 @@
-// Our declarations of LibTorch's stable C ABI (torch >= 2.11), and the few RAII types on top of it. Building needs no
-// torch at all: the symbols are found in the torch that is already loaded. tests/core/check_shim.cpp compiles this file
-// beside torch's own headers, where a differing signature is a compile error. Nothing here knows what an op computes.
+// Declares the functions of LibTorch's stable C ABI (torch >= 2.11) that fastcl calls, and a few RAII types on top of
+// them. Building needs no torch: the symbols are resolved from the torch that the process has loaded.
+// tests/core/check_shim.cpp compiles this file beside torch's own headers, where a differing signature is a compile
+// error. Nothing here may know what an op computes.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -52,7 +53,7 @@ FASTCL_SHIM AOTITorchError torch_get_num_threads(uint32_t*);
 FASTCL_SHIM AOTITorchError torch_parallel_for(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void*), void*);
 FASTCL_SHIM AOTITorchError aoti_torch_create_device_guard(int32_t, DeviceGuardHandle*);
 FASTCL_SHIM AOTITorchError aoti_torch_delete_device_guard(DeviceGuardHandle);
-// In libtorch_cuda, which a CPU build of torch has not.
+// Defined in libtorch_cuda, which a CPU build of torch lacks; only the CUDA module may call it.
 FASTCL_SHIM AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**);
 }
 
@@ -110,7 +111,8 @@ class Tensor {
     FASTCL_OK(aoti_torch_get_size(handle_, d, &v));
     return v;
   }
-  // Bytes of the memory behind the tensor, which may have been given back (FSDP does) or cut short.
+  // Bytes of the tensor's storage. They may be fewer than the shape needs: FSDP, for one, frees storages of live
+  // tensors.
   int64_t storage_bytes() const {
     int64_t v = 0;
     FASTCL_OK(aoti_torch_get_storage_size(handle_, &v));
@@ -141,7 +143,7 @@ class Tensor {
     FASTCL_OK(aoti_torch_is_contiguous(handle_, &v));
     return v;
   }
-  // Another handle of the same tensor.
+  // A second handle to the same tensor.
   Tensor share() const {
     AtenTensorHandle handle = nullptr;
     FASTCL_OK(aoti_torch_new_tensor_handle(handle_, &handle));
@@ -173,7 +175,7 @@ inline int64_t threads() {
   return count;
 }
 
-// f(begin, end) on torch's own threads. f must not throw: torch would lose the message.
+// Calls f(begin, end) on torch's threads. f must not throw: the message would be lost in the C ABI.
 template <class F>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
   FASTCL_OK(torch_parallel_for(
@@ -186,7 +188,7 @@ constexpr uint64_t kAbiVersion = (2ull << 56) | (11ull << 48);
 inline StableIValue argument(const Tensor& t) { return t.share().release(); }
 inline StableIValue argument(int64_t value) { return static_cast<StableIValue>(value); }
 
-// The one result of an operator of torch, "aten::mm" and "out" for instance.
+// Calls an operator of torch that has one result: call("aten::mm", "out", a, b, c).
 template <class... Arguments>
 Tensor call(const char* name, const char* overload, const Arguments&... arguments) {
   StableIValue stack[] = {argument(arguments)...};

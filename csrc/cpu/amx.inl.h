@@ -1,15 +1,15 @@
-// The three matrix products of a pass by AMX tiles of bfloat16, with the error of float32: a float32 is the exact sum of
-// three bfloat16 (8 bits each), and of the nine products of two such sums the three smallest are below float32's own
-// rounding. Six tile products at sixteen times the rate of a fused multiply-add leave more than twice its speed; 16-bit
-// inputs, which are sums of one (bfloat16) or two (float16), need fewer. Weights are always split in three.
-// Included once, inside its namespace and target region; includes nothing.
+// The three matrix products of a pass by AMX tiles of bfloat16, with the accuracy of float32. A float32 is the exact
+// sum of three bfloat16 parts of 8 bits each. A product of two such sums has nine terms, of which the three smallest
+// are below float32's rounding and are left out. A tile product has sixteen times the rate of a fused multiply-add, so
+// six of them are still more than twice as fast. 16-bit inputs need fewer: bfloat16 has one part, float16 has two.
+// Weights always have three parts. Included once, inside its namespace and target region; includes nothing.
 //
-// What the tiles cannot hold is refused (`wild`): infinities, NaN, and matrices so large or so small that the parts
-// would leave bfloat16's normal range; those go to the kernels without AMX.
+// Infinities, NaN, and matrices so large or so small that their parts would leave bfloat16's normal range are reported
+// as `wild`; the caller then uses the kernels without AMX.
 //
-// A tile is 16 rows of 64 bytes: for the left operand 16 x 32 elements, for the right one 16 pairs of rows x 16 columns.
-// What makes a pair is free as long as both sides agree: element i and element i + 16 of a step of 32, so that pairing
-// is a shift and an or.
+// A tile is 16 rows of 64 bytes: for the left operand 16 x 32 elements, for the right one 16 pairs of rows x 16
+// columns. The hardware does not prescribe which two elements make a pair, as long as both operands agree. Here
+// elements i and i + 16 of a step of 32 do, so that pairing two vectors is a shift and an or.
 //   rows     [tile][step of features][2 halves of 16 rows][part][16 x 32]
 //   panels   [panel][step of features][part][2 halves of 16 columns][16 pairs x 16]
 //   values   [panel of features][step of columns][part][2 halves of 16 features][16 pairs x 16]
@@ -20,9 +20,10 @@ template <int kData>
 struct Amx {
   using T = float;
   static constexpr int64_t kRows = 32, kColumns = 32, kCell = kRows * kColumns;
-  static constexpr int64_t kStrip = 128;  // the parts of a tile's weights fit the first-level cache
-  static constexpr bool kRaw = true;      // factors never touch the data: it would need more parts
-  // Similarities cost so little here that computing them again beats reading weights back from far away.
+  static constexpr int64_t kStrip = 128;  // so that the three parts of a tile's weights fit the first-level cache
+  // Factors are applied to the products: 16-bit data times a factor would need more parts.
+  static constexpr bool kRaw = true;
+  // By tiles, computing similarities again is faster than reading kept weights back from beyond the second-level cache.
   static constexpr int64_t kLeastKeptRows = 256, kKeptBytes = 12 << 20;
 
   static int64_t steps(int64_t count) { return (count + 31) / 32; }
@@ -30,7 +31,7 @@ struct Amx {
   static int64_t row_elements(int64_t features) { return steps(features) * 2 * kData * kTileElements; }
   static int64_t panel_elements(int64_t features) { return steps(features) * kData * 2 * kTileElements; }
   static int64_t value_elements(int64_t columns, int64_t features) {
-    // Behind the values: the parts of two tiles' weights.
+    // The second term is for the parts of the weights of two tiles, which `accumulate` stores behind the values.
     return steps(features) * steps(columns) * kData * 2 * kTileElements + 2 * steps(columns) * 2 * 3 * kTileElements;
   }
   static int64_t column_sum_elements(int64_t features) { return kColumns * whole_panels(features); }
@@ -45,7 +46,7 @@ struct Amx {
   }
   static void end() { __asm__ volatile("tilerelease"); }
 
-  // The largest magnitude met, as bits: those of infinity and NaN are above all others.
+  // The largest magnitude met, as bits. Compared as integers, infinity and NaN exceed all finite magnitudes.
   struct Range {
     Mask<float> most;
     Range() : most{} {}
@@ -116,7 +117,7 @@ struct Amx {
     return load(x.c[row / 16 * 2 + side] + row % 16 * 16) * factor;
   }
 
-  // Rows i and i + 16 of a step make a pair; rows beyond `count` are zeros. Factor and extra are for `accumulate`.
+  // Rows i and i + 16 of a step make a pair; rows beyond `count` are zeros. `accumulate` applies factor and extra.
   static bool pack_values(Matrix m, const T*, const T*, int64_t features, int64_t first, int64_t count, int64_t stride,
                           T* values) {
     Range range;
@@ -154,8 +155,8 @@ struct Amx {
         factors[step][side] = factor == nullptr ? splat(1.0f) : load_some<T>(factor + at, columns - at);
       }
     }
-    // The parts of one tile's weights, a line a row and step: [step][2 halves of 16 rows][part]. The next tile's are made
-    // while the products of this one run.
+    // Splits the weights of one tile into parts, laid out [step][2 halves of 16 rows][part]. A line is one row of one
+    // step. The lines of the next tile are split while the products of the present one run.
     const int64_t size = blocks * 6 * kTileElements, lines = used * kRows;
     const auto split = [&](int64_t tile, int64_t from, int64_t to) {
       for (int64_t line = from; line < to; ++line) {
@@ -191,7 +192,7 @@ struct Amx {
             const Vec<T> sum = load(c[r / 16 * 2 + side] + r % 16 * 16);
             if (left >= 16) {
               store(to, load(to) + sum);
-            } else {  // behind the features there may be the extra one
+            } else {  // no whole vector: the extra feature may follow, which add_extra has summed
               for (int64_t i = 0; i < left; ++i) to[i] += sum[i];
             }
           }
@@ -224,11 +225,11 @@ struct Amx {
   }
 
   // sums are [feature][column in panel].
-  static void sum_columns(const T* weights, int64_t /*count: the rest has factors of 0*/, int64_t tiles, T* values,
+  static void sum_columns(const T* weights, int64_t /*count: rows beyond it have factor 0*/, int64_t tiles, T* values,
                           int64_t features, const T* factor, const T* extra, bool add, T* sums) {
     const int64_t rows = tiles * kRows, row_steps = tiles;
     float* parts = values + 2 * steps(features + (extra != nullptr ? 1 : 0)) * row_steps * kData * kTileElements;
-    // Line by line: rows i and i + 16 of a step.
+    // A line is the pair of rows i and i + 16 of a step.
     int64_t lines = 0;
     const auto split_until = [&](int64_t end) {
       for (; lines < end; ++lines) {
@@ -240,7 +241,7 @@ struct Amx {
         }
       }
     };
-    // As many steps at a time as stay in the first-level cache; the next ones are split while the products run.
+    // The parts of kSteps steps fit the first-level cache. The next kSteps are split while the products run.
     constexpr int64_t kSteps = 4;
     split_until(16 * (row_steps < kSteps ? row_steps : kSteps));
     for (int64_t first = 0; first < row_steps; first += kSteps) {
@@ -307,7 +308,7 @@ struct Amx {
     return x;
   }
 
-  // Features [d, d + 32) of one row as 16 pairs, a part every `step` elements.
+  // Writes features [d, d + 32) of one row as 16 pairs; part k goes to out + k * step.
   static void pairs_of_row(Matrix m, int64_t features, int64_t row, int64_t d, float* out, int64_t step, Range& range) {
     const Vec<float> a = part_of_row(m, features, row, d);
     const Vec<float> b = d + 16 < features ? part_of_row(m, features, row, d + 16) : Vec<float>{};

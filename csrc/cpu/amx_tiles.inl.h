@@ -1,15 +1,15 @@
-// What the AMX kernels ask of the tile unit: float32 as pairs of bfloat16 parts, and products of two by two tiles of them.
-// Layouts and what is multiplied are amx.inl.h's business.
+// The two operations that amx.inl.h builds on: splitting float32 vectors into pairs of bfloat16 parts, and the product
+// of two left and two right tiles. Must know nothing of rows, panels or weights.
 // Included once, inside its namespace and target region; includes nothing.
 
-// Inline assembly, because the compiler's own macros do not say that they read and write memory.
+// Inline assembly, because the compilers' intrinsics do not declare that they read and write memory.
 #define FASTCL_TILE_ZERO(t) __asm__ volatile("tilezero %tmm" #t)
 #define FASTCL_TILE_LOAD(t, from) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t::"r"(from), "r"(int64_t{64}))
 #define FASTCL_TILE_STORE(t, to) \
   __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(to), "r"(int64_t{64}) : "memory")
 #define FASTCL_TILE_MULTIPLY(c, a, b) __asm__ volatile("tdpbf16ps %tmm" #b ", %tmm" #a ", %tmm" #c)
 
-constexpr int64_t kTileElements = 256;  // of a tile, as float
+constexpr int64_t kTileElements = 256;  // floats that take the memory of one tile (1024 bytes)
 
 struct TileConfig {
   uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -19,8 +19,8 @@ struct TileConfig {
 
 typedef uint32_t Bits __attribute__((vector_size(FASTCL_VECTOR_BYTES)));
 
-// The parts of two vectors as pairs: lane i of out[part] holds (a_i, b_i) with a in the low half. Parts round to nearest
-// (ties away), so the second is at most 2^-9 of the first; the third is exact.
+// Splits two vectors into parts: lane i of out[part] holds the pair (a_i, b_i) with a in the low half. Parts round to
+// nearest (ties away), so the second part is at most 2^-9 of the first. A third part is exact.
 template <int kParts>
 inline __attribute__((always_inline)) void split_pairs(Vec<float> a, Vec<float> b, float* out, int64_t step) {
 #pragma GCC unroll 3
@@ -32,7 +32,7 @@ inline __attribute__((always_inline)) void split_pairs(Vec<float> a, Vec<float> 
       a -= (Vec<float>)pa;
       b -= (Vec<float>)pb;
     }
-    // Masked again: what is left of a number near the end of the range has bits below a bfloat16's.
+    // The mask on pb: the last part of a number near the end of the range may have bits below a bfloat16's.
     store(out + part * step, (Vec<float>)(pa >> 16 | (pb & 0xffff0000u)));
   }
 }
@@ -44,14 +44,16 @@ inline __attribute__((always_inline)) void store_tiles(float (&c)[4][kTileElemen
   FASTCL_TILE_STORE(3, c[3]);
 }
 
-// Tiles 2 left + side: two left operands [step][part], `stride` from step to step, times right [step][part][side]; all
-// pairs of parts that matter. between(done, total) is called after each four tile products: the tiles' unit works
-// through those on its own, but only if what shall go on meanwhile comes soon enough in the stream of instructions.
+// Sums two left operands [step][part] times two right operands [step][part][side] over `count` steps and the pairs of
+// parts that matter; the result for (left, side) stays in tile register 2 * left + side. `stride` is the distance of
+// two steps of a left operand. between(done, total) is called after every four tile products. The tile unit works
+// through its queue while the core runs other instructions, provided that these follow closely in the instruction
+// stream: that is what `between` is for.
 template <int kLeft, int kRight, class Between>
 inline __attribute__((always_inline)) void product(const float* left0, const float* left1, int64_t stride,
                                                    const float* right, int64_t count, const Between& between) {
   static constexpr int kLeftPart[] = {0, 1, 2, 0, 1, 0}, kRightPart[] = {0, 0, 0, 1, 1, 2};
-  __asm__ volatile("" ::: "memory");  // what was written to the operands is in memory
+  __asm__ volatile("" ::: "memory");  // makes the compiler write the operands to memory before the tiles load them
   FASTCL_TILE_ZERO(0);
   FASTCL_TILE_ZERO(1);
   FASTCL_TILE_ZERO(2);

@@ -1,5 +1,6 @@
-// Temporary memory for a call, kept for the next one. Fresh pages cost more than the arithmetic done on them: a loss is
-// called thousands of times with the same sizes, and malloc gives blocks of this size back to the system in between.
+// Temporary memory of a call, kept by each thread for its next call. A loss is called thousands of times with the same
+// sizes, and malloc would return blocks of these sizes to the system in between; getting fresh pages costs more than
+// the arithmetic done on them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +12,7 @@
 
 namespace fastcl {
 
-// Says what was asked for; kept short enough for no memory to be needed.
+// Names the size that was asked for. The message has a buffer of its own: there may be no memory left to allocate one.
 class OutOfMemory : public std::bad_alloc {
  public:
   explicit OutOfMemory(size_t bytes) {
@@ -23,7 +24,7 @@ class OutOfMemory : public std::bad_alloc {
   char text_[96];
 };
 
-// Free blocks of one thread; what exceeds the limit goes back to the system.
+// The free blocks of one thread: at most kKeptBlocks of them and kKeptBytes in all. Other blocks go back to the system.
 class BlockCache {
  public:
   struct Block {
@@ -76,7 +77,7 @@ class BlockCache {
   size_t kept_ = 0;
 };
 
-// `count` uninitialised elements, aligned to a cache line, freed with the scope.
+// `count` uninitialised elements, aligned to a cache line (64 bytes), freed at the end of the scope.
 template <class T>
 class Buffer {
  public:

@@ -1,4 +1,5 @@
-// The op `contrast` on the CPU: from tensors to a Pass and back. The loops are in pass.inl.h.
+// The op `contrast` on the CPU: turns tensors into a Pass, runs it, and computes the gradients that are linear in the
+// rows. The loops over similarities are in pass.inl.h and must stay there.
 #include <cmath>
 
 #include "cpu/problem.h"
@@ -6,6 +7,7 @@
 namespace fastcl {
 namespace {
 
+// The gradient expected at lse of row i (the formula is at `Expected` in arguments.h).
 template <class T>
 struct ExpectedGradient {
   const Expected& in;
@@ -29,7 +31,7 @@ struct ExpectedGradient {
     constexpr T infinity = std::numeric_limits<T>::infinity();
     if (lse[i] == -infinity) return 0;
     if (lse[i] == infinity)
-      return std::numeric_limits<T>::quiet_NaN();  // its weights are not kept; nothing is like NaN
+      return std::numeric_limits<T>::quiet_NaN();  // LogSumExp drops such weights: NaN makes backward recompute them
     T other = static_cast<T>(in.shift);
     if (other != -infinity) other += pos[i];
     if (present(in.row_shift)) other += row_shift[i];
@@ -84,7 +86,7 @@ void forward(const ForwardArguments& a, StableIValue* results) {
                             expected.bias_grad ? bias_sum.write<T>() : nullptr);
   } else {
     driver.run(pass, &Kernels<T>::log_sum_exp);
-    // Nothing was summed: a NaN is like no gradient that may come.
+    // Nothing was summed. No gradient is proportional to NaN, so backward will compute its own sums.
     for (int64_t i = 0; columns && i < p.n; ++i) gradient.write<T>()[i] = std::numeric_limits<T>::quiet_NaN();
   }
 
@@ -92,7 +94,7 @@ void forward(const ForwardArguments& a, StableIValue* results) {
   for (int i = 0; i < 6; ++i) results[i] = out[i]->release();
 }
 
-// The columns' side: weights are recomputed tile by tile.
+// The gradients of key and bias, with the weights computed again from the saved lse.
 template <class T>
 void key_gradient(const Problem<T>& p, const Inputs& in, const T* grad_lse, const T* lse, const Tensor* grad_key,
                   T* grad_bias) {
@@ -102,15 +104,16 @@ void key_gradient(const Problem<T>& p, const Inputs& in, const T* grad_lse, cons
   for (int64_t i = 0; i < p.padded(p.n); ++i) {
     shift[i] = i >= p.n || lse[i] == -infinity ? -infinity : static_cast<T>(-static_cast<double>(lse[i]) * kLog2e);
   }
-  // One more value per column, the upstream gradient itself, sums to the gradient of the bias.
+  // The gradient of the bias is the weighted sum of the upstream gradients: one more feature of the values.
   Side<T> side = p.by_key(in, std::move(shift), weight.get(), grad_bias != nullptr ? grad_lse : nullptr);
   side.pass.out = {grad_key != nullptr ? grad_key->write<void>() : nullptr, p.key.dtype};
   side.pass.out_extra = grad_bias;
   p.driver().run(side.pass, &Kernels<T>::known_sum);
 }
 
-// The factor between what came and what was expected, or NaN where they differ by more than the rounding of lse and pos
-// explains: expected_i = sigmoid(x) moves by a relative |dx|, and |x| is at most about |lse_i| + |log expected_i|.
+// The factor between the gradient that arrived and the expected one, by least squares. NaN if the two differ by more
+// than the rounding of lse and pos explains: an error dx in x changes expected_i = sigmoid(x) by at most |dx| relative,
+// and |x| is at most about |lse_i| + |log expected_i|.
 template <class T>
 double common_factor(const T* came, const T* expected, const T* lse, int64_t n) {
   double both = 0, squares = 0;
@@ -149,7 +152,8 @@ void backward(const BackwardArguments& a, StableIValue* results) {
 
   check_upstream(a, has_positive);
   const T* grad_pos = a.grad_pos.read<T>();
-  // A row with nothing in its sum passes nothing on, whatever a loss on top sends into it.
+  // A row whose every key is excluded has lse = -inf and constant: its gradients are 0, even where the loss on top
+  // sends NaN.
   Buffer<T> grad_lse(p.n);
   const T *given = a.grad_lse.read<T>(), *lse = saved.lse.read<T>();
   const auto empty = [&](int64_t i) { return lse[i] == -std::numeric_limits<T>::infinity(); };

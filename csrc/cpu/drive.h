@@ -1,9 +1,9 @@
-// How a pass is spread over threads and blocks of rows: sizes, buffers and order of the walks. No torch (threads come in
-// as a function), no arithmetic on similarities.
+// Divides a pass among threads and blocks of rows, and owns the buffers of each. Must not use torch (threads are passed
+// in as a function) and does no arithmetic on similarities.
 //
-// Rows are taken in blocks whose working set stays in a core's second-level cache. Many rows are split over threads;
-// with few, the columns are, and a row's parts are combined: so a small batch against a large queue uses every core.
-// Results depend on the number of threads, never on their timing.
+// A block of rows has a working set that stays in a core's second-level cache. Many rows are divided among the threads.
+// With few rows the columns are divided instead, and the parts of a row are combined, so that a small batch against a
+// large queue uses every core. Results depend on the number of threads, never on their timing.
 #pragma once
 #include <unistd.h>
 
@@ -17,13 +17,14 @@
 
 namespace fastcl {
 
-// Below this much work a second thread costs more than it brings (a parallel region is about 1.5 us).
+// Below this many floating-point operations a second thread costs more than it gains: starting a parallel region takes
+// about 1.5 us.
 constexpr int64_t kGrainFlops = 1 << 17;
 
 inline int64_t grain(int64_t flops_per_unit) { return 1 + kGrainFlops / (flops_per_unit + 1); }
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Bytes of second-level cache per core, of which half is ours to fill.
+// Bytes of second-level cache per core, taken to be between 512 KiB and 4 MiB.
 inline int64_t cache_bytes() {
   static const int64_t bytes = [] {
 #ifdef _SC_LEVEL2_CACHE_SIZE
@@ -50,15 +51,17 @@ class Driver {
     if (wild) Driver(*k_.any, threads_, parallel_).run(pass, reduction);
   }
 
-  // Whether `run_with_columns` has room for the weights of whole rows.
+  // Whether the pass is large enough for `run_with_columns` to gain, and its weights small enough to be kept.
   bool can_keep(const Pass<T>& pass) const {
     return panels_of(pass) >= kLeastKeptPanels &&
            k_.least_kept_rows * panels_of(pass) * k_.panel_width * int64_t{sizeof(T)} <= k_.kept_bytes;
   }
 
-  // A forward pass that also sums over rows: out[j] = sum_i factor_i * share_ij * values_i, and out_extra[j] the same of
-  // extra_i, where share_ij is a weight over its row's sum. factors(begin, end, factor, extra) gives the two factors of
-  // rows [begin, end), whose `reduced` is known by then.
+  // A forward pass that also sums over rows, where share_ij is a weight divided by the sum of its row:
+  //   out[j]       = sum_i factor_i * share_ij * values_i
+  //   out_extra[j] = sum_i extra_i * share_ij
+  // factors(begin, end, factor, extra) must write the two factors of rows [begin, end); it is called when pass.reduced
+  // of these rows is known.
   template <class Factors>
   void run_with_columns(Pass<T> pass, Reduction<T> Kernels<T>::* reduction, const Factors& factors, Matrix values,
                         T* out, T* out_extra) const {
@@ -71,12 +74,13 @@ class Driver {
   }
 
  private:
-  static constexpr int64_t kLeastPanels = 8;       // a part of the columns has at least so many
-  static constexpr int64_t kLeastKeptPanels = 2;   // the same where weights are kept, and nothing else is to be had
-  static constexpr int64_t kMostRows = 384;        // of a block: beyond, the values in cache are reused enough
-  static constexpr int64_t kEnoughKeptRows = 256;  // with these, it hardly matters that weights leave the cache
+  static constexpr int64_t kLeastPanels = 8;      // of a thread's part, where columns are divided
+  static constexpr int64_t kLeastKeptPanels = 2;  // the same where weights are kept: rows cannot be divided there
+  static constexpr int64_t kMostRows = 384;       // of a block: more rows hardly reuse the cached values any better
+  // Blocks of this many rows are worth their weights leaving the cache: each round of column sums is used enough.
+  static constexpr int64_t kEnoughKeptRows = 256;
 
-  // What the parts of one block know of its rows.
+  // The row buffers of the parts of one block.
   class Rows {
    public:
     Rows(const Driver& driver, const Pass<T>& pass, int64_t tiles, int64_t parts)
@@ -107,7 +111,7 @@ class Driver {
     Buffer<T> maximum_, sum_, out_;
   };
 
-  // What kernels that cannot take every number must not be given; the data they check themselves as they pack it.
+  // Whether kernels with a restricted range can represent the shifts and factors. The data are checked when packed.
   bool tame(const Pass<T>& pass) const {
     if (k_.any == nullptr) return true;
     const Columns<T>& c = pass.columns;
@@ -134,8 +138,9 @@ class Driver {
 
   int64_t panels_of(const Pass<T>& pass) const { return ceil_div(pass.columns.count, k_.panel_width); }
 
-  // Tiles of rows whose packed rows, sums and weights of a strip fill half of the cache. Kept weights, of `kept` panels,
-  // may fill all of it and more: too few rows, and each round of column sums moves more memory than they do.
+  // The number of row tiles of a block: their packed rows, sums and the weights of a strip fill half of the cache. Kept
+  // weights, of `kept` panels, may fill the whole cache and more: with too few rows, adding to the column sums would
+  // move more memory than the weights do.
   int64_t block_tiles(const Pass<T>& pass, int64_t kept) const {
     const int64_t columns = std::max(kept * k_.panel_width, k_.strip_columns);
     const int64_t per_row = (2 * pass.features + columns + 64) * int64_t{sizeof(T)};
@@ -160,7 +165,7 @@ class Driver {
     const int64_t block = block_tiles(pass, 0);
     const int64_t flops = 4 * k_.tile_rows * pass.columns.count * pass.features;
     const int64_t useful = std::min(threads_, ceil_div(tiles * flops, kGrainFlops));
-    // By columns where there are too few rows to give each thread a block, and columns enough for each to have strips.
+    // Columns are divided if there are too few rows to give each thread a block, and enough columns for each thread.
     const bool by_columns = useful > 1 && tiles < 2 * block * useful && panels >= useful * kLeastPanels;
     const bool packed_once = tiles > block || (!by_columns && useful > 1);
     const Buffer<T> packed = packed_once ? pack(pass) : Buffer<T>(0);
@@ -173,7 +178,7 @@ class Driver {
       return;
     }
     parallel_(0, tiles, grain(flops), [&](int64_t begin, int64_t end) {
-      // Equal blocks: a short last one would reuse each panel less.
+      // Blocks of equal size: a short last block would reuse each panel less.
       const int64_t blocks = ceil_div(end - begin, block);
       const Rows rows(*this, pass, ceil_div(end - begin, blocks), 1);
       for (int64_t i = 0; i < blocks; ++i) {
@@ -217,7 +222,8 @@ class Driver {
     });
   }
 
-  // One block of rows, its columns in `count` parts; then(parts) while what they know of the rows still lives.
+  // Walks one block of rows with its columns in `count` parts, combines the parts, and calls then(parts) while their
+  // row buffers still exist.
   template <class Then>
   void walk_by_columns(const Pass<T>& pass, const Reduction<T>& reduction, int64_t tile_begin, int64_t tile_end,
                        int64_t count, T* weights, const Then& then) const {

@@ -1,4 +1,5 @@
-// Chooses the instruction set once at start-up; tests and benchmarks may change it.
+// Chooses the instruction set at the first use: FASTCL_ISA if it is set, otherwise the fastest that the processor
+// supports. Tests and benchmarks change the choice with set_isa.
 #include "cpu/isa.h"
 
 #include <atomic>
@@ -30,7 +31,7 @@ std::vector<const Isa*> usable_isas() {
   return usable;
 }
 
-// Null: automatic.
+// Null stands for "auto". Throws std::invalid_argument for a name that is unknown or unusable here.
 static const Isa* find(const std::string& name) {
   if (name == "auto") return nullptr;
   std::string choices = "auto";

@@ -1,4 +1,4 @@
-// The instruction sets this build has kernels for, and the one in use. No kernel and no tensor here.
+// Lists the instruction sets that this build has kernels for, and sets the one in use. No kernel and no tensor here.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,11 +7,14 @@
 
 namespace fastcl {
 
-std::vector<const Isa*> compiled_isas();       // slowest first
-std::vector<const Isa*> usable_isas();         // those this processor runs
-const Isa& active_isa();                       // the fastest usable one, unless FASTCL_ISA or set_isa chose another
-bool isa_is_automatic();                       // nobody chose: host code may take a lesser one where that is faster
-std::string set_isa(const std::string& name);  // returns the choice before, "auto" where there was none, and takes it
-                                               // too; std::invalid_argument names the choices
+std::vector<const Isa*> compiled_isas();  // slowest first
+std::vector<const Isa*> usable_isas();    // those of compiled_isas() that this processor supports, slowest first
+const Isa& active_isa();                  // the last of usable_isas(), unless FASTCL_ISA or set_isa chose another
+// Whether neither FASTCL_ISA nor set_isa chose: host code may then use slower kernels where they suit the problem
+// better.
+bool isa_is_automatic();
+// Takes a name of usable_isas() or "auto", and returns the previous choice in the same form. Any other name is a
+// std::invalid_argument that lists the choices.
+std::string set_isa(const std::string& name);
 
 }  // namespace fastcl

@@ -1,7 +1,8 @@
-// The kernels of one instruction set: the same source, compiled in a target region and namespace of its own.
-// The includer sets FASTCL_ISA_NAMESPACE, FASTCL_VECTOR_BYTES, FASTCL_TILE_ROWS and, for more than the compiler's default
-// target, FASTCL_TARGET; and includes every header needed beforehand: a header first seen inside a target region would
-// leak its instructions into the rest of the program.
+// The kernels of one instruction set: the same source for each, compiled in a target region and namespace of its own.
+// The includer defines FASTCL_ISA_NAMESPACE, FASTCL_VECTOR_BYTES, FASTCL_TILE_ROWS and, for more than the compiler's
+// default target, FASTCL_TARGET. It must include every header that the *.inl.h files need beforehand: inline functions
+// of a header first included inside a target region would be compiled with that region's instructions, and the linker
+// may choose those copies for code that runs on any processor.
 
 #ifdef FASTCL_TARGET
 #define FASTCL_PRAGMA_OF(text) _Pragma(#text)
@@ -17,7 +18,7 @@ FASTCL_PRAGMA(GCC target(FASTCL_TARGET))
 namespace fastcl {
 namespace FASTCL_ISA_NAMESPACE {
 namespace {
-// clang-format off: each needs those above it
+// clang-format off: the order matters, each file uses those above it
 #include "cpu/vec.inl.h"
 #include "cpu/storage.inl.h"
 #include "cpu/rows.inl.h"

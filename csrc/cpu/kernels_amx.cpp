@@ -1,4 +1,4 @@
-// Kernels for AMX with bfloat16 tiles, on top of AVX-512; float64 and wild inputs are AVX-512's.
+// Kernels for AMX with bfloat16 tiles. float64 inputs, and values that bfloat16 tiles cannot represent, go to AVX-512.
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
@@ -11,7 +11,7 @@
 
 #include "contrast.h"
 
-#if defined(__clang__)  // which uses the whole width without being asked
+#if defined(__clang__)  // clang uses 512-bit vectors for this target without being told
 #define FASTCL_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2"
 #else
 #define FASTCL_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2,prefer-vector-width=512"
@@ -31,7 +31,7 @@ static bool supported() {
   constexpr unsigned kBFloat16 = 1u << 22, kTile = 1u << 24;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kBFloat16) == 0 || (edx & kTile) == 0)
     return false;
-  // Linux hands out the tiles' state on request, once for the process (ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA).
+  // Linux lets a process use tile registers only after a request: ARCH_REQ_XCOMP_PERM for XFEATURE_XTILEDATA.
   return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 }
 

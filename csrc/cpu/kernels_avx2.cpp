@@ -19,7 +19,8 @@ namespace fastcl {
 static bool supported() {
   __builtin_cpu_init();
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;  // a name clang 14 lacks
+  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 &&
+                    (ecx & bit_F16C) != 0;  // __builtin_cpu_supports of clang 14 does not know "f16c"
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c && __builtin_cpu_supports("bmi2");
 }
 

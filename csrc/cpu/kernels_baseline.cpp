@@ -1,4 +1,4 @@
-// Kernels for whatever the compiler's default target has; on x86-64 that is SSE2.
+// Kernels for the compiler's default target: SSE2 on x86-64, NEON on 64-bit ARM.
 #include <cmath>
 #include <cstdint>
 #include <utility>

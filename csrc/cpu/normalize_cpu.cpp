@@ -1,4 +1,5 @@
-// The op `normalize` on the CPU: rows divided by their length, and the gradient of that. The loops are in rows.inl.h.
+// The op `normalize` on the CPU: divides rows by their length, and computes the gradient of this division. The loops
+// are in rows.inl.h.
 #include <cmath>
 
 #include "cpu/problem.h"
@@ -6,7 +7,7 @@
 namespace fastcl {
 namespace {
 
-// Rows [n, d] of x, and what every direction needs beside them.
+// The rows [n, d] of x and the kernels for their type.
 template <class T>
 struct Rows {
   int64_t n, d;
@@ -34,7 +35,7 @@ void forward(const Tensor& x, StableIValue* results) {
   const MutableMatrix out{unit.write<void>(), compute_type<T>()};
   rows.parallel([&](int64_t begin, int64_t end) {
     rows.kernels.row_dot(rows.x, rows.x, rows.d, begin, end, factor);
-    // A zero vector stays zero, and so does its gradient.
+    // The factor of a zero vector is 0: its direction is undefined, so the row and its gradient are 0 instead of NaN.
     for (int64_t i = begin; i < end; ++i) factor[i] = factor[i] == 0 ? T(0) : 1 / std::sqrt(factor[i]);
     rows.kernels.row_combine(factor, rows.x, nullptr, Matrix{nullptr, DType::kFloat32}, rows.d, begin, end, out);
   });

@@ -1,17 +1,17 @@
-// One walk over a part of the similarity matrix: tiles of similarities, turned into weights on the spot and multiplied
-// with the columns' values before they leave the cache. Unless the caller keeps them, weights live for one strip of
-// columns: the N x M matrix is never stored.
-// Included once per instruction set, inside its namespace and target region; includes nothing, allocates nothing,
-// starts no thread.
+// One walk over a part of the similarity matrix: computes tiles of similarities, turns each into weights at once, and
+// multiplies the weights with the values of the columns while they are in cache. Weights are overwritten with every
+// strip of columns unless the caller keeps them, so that the N x M matrix is never stored.
+// Included once per instruction set, inside its namespace and target region; must not include, allocate or start
+// threads.
 //
 // Data flow, per part (layouts: product.inl.h):
-//   rows      -> packed rows    once per part, all of its rows
-//   columns   -> panels         once per call and shared by all threads, or strip by strip where each is met only once
+//   rows      -> packed rows    all rows of the part, once
+//   columns   -> panels         once per call for all threads, or strip by strip if no other walk needs them
 //   values    -> packed values  one strip of columns at a time
 //   x = rows * panel, a tile at a time -> reducer -> weights of a strip, which stay in cache
 //   out += weights * values, strip by strip
 
-// Pieces of the scratch memory of a walk; each starts on a cache line.
+// Hands out pieces of a walk's scratch memory, each on a cache line of its own. With next = null it only counts.
 template <class T>
 struct Scratch {
   T* next;
@@ -33,7 +33,7 @@ struct Memory : Walk<P> {
   Tag<T>* tag;
   int64_t elements;
 
-  // With scratch = null only `elements`, the scratch needed, is meaningful.
+  // With scratch = null only `elements`, the number of elements of scratch needed, is meaningful.
   Memory(const Pass<T>& pass, const Part<T>& part, T* scratch) {
     Scratch<T> s{scratch};
     const int64_t features = pass.features + (pass.columns.extra != nullptr ? 1 : 0);
@@ -76,7 +76,8 @@ void load_rows(const Pass<typename P::T>& pass, const Part<typename P::T>& part,
   }
 }
 
-// Tags met, bits `met` of the panel's columns: compare the ids themselves and take the equal ones out.
+// Sets to -inf the similarities of the columns whose id is the row's. `met` has a bit for each column of the panel
+// whose tag is equal. Not inlined: equal tags are rare.
 template <class T>
 __attribute__((noinline)) void exclude(const Pass<T>& pass, int64_t row, int64_t first, uint64_t met, T* x) {
   for (; met != 0; met &= met - 1) {
@@ -87,13 +88,13 @@ __attribute__((noinline)) void exclude(const Pass<T>& pass, int64_t row, int64_t
   }
 }
 
-// What is known of a panel's columns, ready for every row.
+// The factors, shifts and tags of one panel's columns, in vectors.
 template <class P>
 struct PanelColumns {
   using T = typename P::T;
   bool factors, shifts, tags, partial;
   Vec<T> factor[2] = {}, shift[2] = {};
-  Mask<T> beyond[2] = {};  // the last column, in a partial panel
+  Mask<T> beyond[2] = {};  // in a partial panel, the lanes beyond the last column
   Mask<T> tag[2];
 
   PanelColumns(const Columns<T>& columns, int64_t panel) {
@@ -132,7 +133,7 @@ inline __attribute__((always_inline)) void weigh_row(const Pass<typename P::T>& 
     x0 += s;
     x1 += s;
   }
-  if (columns.partial) {  // not by adding -inf: the product of an infinite row and the zeros packed there is NaN
+  if (columns.partial) {  // adding -inf would not do: an infinite row times the zeros of the padding is NaN
     const Vec<T> out = splat(-T(__builtin_huge_val()));
     x0 = columns.beyond[0] ? out : x0;
     x1 = columns.beyond[1] ? out : x1;
@@ -204,14 +205,14 @@ void walk(const Pass<typename P::T>& pass, const Part<typename P::T>& part, type
         };
         int64_t next = 0;
         const auto weigh_rows = [&](int64_t done, int64_t total) __attribute__((always_inline)) {
-          if (total == 1) {  // known when compiled, where the tile is in registers
+          if (total == 1) {  // a compile-time constant for products whose tile is in registers: the loop is unrolled
 #pragma GCC unroll 16
             for (int64_t r = 0; r < P::kRows; ++r) weigh_one(r);
           } else {
             for (; next < P::kRows * done / total; ++next) weigh_one(next);
           }
         };
-        // The next tile of this panel, or the first of the next one.
+        // The next product is that of the next tile with this panel, or of the first tile with the next panel.
         const bool turn = tile + 1 == w.tiles;
         if (turn && panel + 1 == end) {
           weigh_rows(1, 1);
@@ -241,7 +242,7 @@ int64_t scratch_elements(const Pass<typename P::T>& pass, const Part<typename P:
   return Memory<P>(pass, part, nullptr).elements;
 }
 
-// Forward: weights are written only where something is done with them.
+// Forward: weights are stored only if the part has sums over its columns or keeps weights for its rows.
 template <class P, template <class, bool> class Reducer>
 void walk_forward(const Pass<typename P::T>& pass, const Part<typename P::T>& part, typename P::T* scratch) {
   if (part.out != nullptr || part.weights != nullptr) {
@@ -286,7 +287,7 @@ void write_column_sums(const typename P::T* sums, int64_t columns, int64_t featu
   }
 }
 
-// `any`: the kernels for what these find wild; null where they take everything.
+// `any`: see Kernels in contrast.h.
 template <class P>
 constexpr Kernels<typename P::T> table(const Kernels<typename P::T>* any = nullptr) {
   return {any,

@@ -1,5 +1,5 @@
-// What the host code of every op on the CPU shares: inputs in the compute type, packed columns, threads. Owns memory
-// and threads; knows no formula.
+// Shared by the ops `contrast` and `softplus_sum` on the CPU: converts inputs to the compute type, builds the two
+// passes (by query, by key), and runs them on torch's threads. Must not know the formula of an op.
 #pragma once
 #include <atomic>
 #include <cmath>
@@ -14,8 +14,8 @@
 namespace fastcl {
 
 constexpr double kLog2e = 1.442695040888963407359924681;
-// The driver's threads are torch's own. What f throws there (it allocates) is thrown here once all of them are back:
-// through torch the message would be lost.
+// Runs f on torch's threads. If f throws (it allocates memory), the first exception is thrown again here when all
+// threads have finished: passed through torch, its message would be lost.
 constexpr auto torch_parallel = [](int64_t begin, int64_t end, int64_t grain, const auto& f) {
   std::atomic<bool> failed{false};
   std::exception_ptr failure;
@@ -29,7 +29,8 @@ constexpr auto torch_parallel = [](int64_t begin, int64_t end, int64_t grain, co
   if (failure != nullptr) std::rethrow_exception(failure);
 };
 
-// The active kernels; of those with large tiles, which a tiny problem would mostly fill with padding, the ones below.
+// The active kernels. For at most kTiny products, kernels with large tiles (AMX) would mostly compute padding: their
+// fallback is faster.
 template <class T>
 const Kernels<T>& kernels_for(DType rows, DType columns, int64_t products) {
   constexpr int64_t kTiny = 1 << 16;
@@ -37,7 +38,7 @@ const Kernels<T>& kernels_for(DType rows, DType columns, int64_t products) {
   return products <= kTiny && isa_is_automatic() && active.any != nullptr ? *active.any : active;
 }
 
-// A pass and the vectors made for it.
+// A pass, and the vectors that it points to.
 template <class T>
 struct Side {
   Buffer<T> column_shift, row_shift;
@@ -45,11 +46,11 @@ struct Side {
   Pass<T> pass;
 };
 
-// What both directions need of the inputs, in the compute type.
+// The inputs as forward and backward need them: checked, vectors in the compute type.
 template <class T>
 struct Problem {
   int64_t n, m, d;
-  bool has_positive;            // its data may be null all the same: without features there is nothing to point at
+  bool has_positive;            // with 0 features a present positive has null data, hence a flag
   Matrix query, key, positive;  // key and positive may be absent
   Buffer<T> scale;              // [n]
   Buffer<T> log2_scale;         // [n], scale * log2 e: makes similarities powers of two
@@ -83,7 +84,7 @@ struct Problem {
     }
   }
 
-  // What is added to the similarities of `count` rows or columns, in units of log 2, filled up to `length` with -inf.
+  // A vector added to the similarities of `count` rows or columns, in units of log 2 and padded to `length` with -inf.
   Buffer<T> log2_shift(const Tensor& t, const char* name, int64_t count, int64_t length) const {
     Buffer<T> out(length);
     kernels.widen_vector(vector_of(t, count, name), count, out.get());

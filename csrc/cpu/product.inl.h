@@ -1,24 +1,25 @@
 // The three matrix products of a pass, by fused multiply-adds on register tiles (kRows rows x two vectors of columns):
 // similarities, weights times values, and transposed weights times values. A product type owns the layout of its
-// operands, and says of packed ones whether they are beyond what it can multiply; what is done with a tile of similarities in between is reducer.inl.h.
+// operands, and its pack functions return whether the data has values that it cannot represent ("wild"). Turning a tile
+// of similarities into weights belongs to reducer.inl.h.
 // Included once per instruction set, inside its namespace and target region; includes nothing.
 //
 // Layouts of Fma:
 //   rows     [tile][feature][row in tile]
 //   panels   [panel][feature][column in panel]
-//   values   [panel of features][column][feature in panel]      contiguous, where rows of the matrix would collide
+//   values   [panel of features][column][feature in panel]      rows of the matrix itself could share cache sets
 //   weights  [panel][tile][row in tile][column in panel]
 
 template <class T_>
 struct Fma {
   using T = T_;
-  static constexpr int64_t kRows =
-      FASTCL_TILE_ROWS;  // with two vectors of columns, the tile that just fits the registers
+  // With two vectors of columns, the largest tile that fits the registers.
+  static constexpr int64_t kRows = FASTCL_TILE_ROWS;
   static constexpr int64_t kColumns = 2 * kLanes<T>;
   static constexpr int64_t kCell = kRows * kColumns;
-  static constexpr int64_t kStrip = 256;         // columns between two rounds of values
-  static constexpr bool kRaw = false;            // packed operands carry their factors
-  static constexpr int64_t kLeastKeptRows = 48;  // fewer, and column sums cost more memory traffic than they save
+  static constexpr int64_t kStrip = 256;
+  static constexpr bool kRaw = false;            // packed operands are multiplied with their factors
+  static constexpr int64_t kLeastKeptRows = 48;  // with fewer, column sums cost more memory traffic than they save
   static constexpr int64_t kKeptBytes = 32 << 20;
   using Tile = Vec<T>[kRows][2];
 
@@ -32,7 +33,7 @@ struct Fma {
   static void begin() {}
   static void end() {}
 
-  // Rows [first, first + count) as one tile, zeros below.
+  // Packs rows [first, first + count) as one tile, and zeros below them.
   static bool pack_rows(Matrix m, const T* factor, int64_t features, int64_t first, int64_t count, T* rows) {
     transpose_rows<T, kRows>(m, factor, features, first, count, rows);
     return false;
@@ -43,8 +44,9 @@ struct Fma {
     return false;
   }
 
-  // A tile of similarities, for products that work while something else is done: `issue` starts one and calls
-  // between(done, total) on its way, `take` ends the one started, `read` gives a vector of it. Here all is in `take`.
+  // A tile of similarities. The interface allows products that run while the core does something else: `issue` starts
+  // one and calls between(done, total) meanwhile, `take` waits for its result, `read` gives a vector of that. Here
+  // `take` computes everything, and `issue` only makes the one call.
   using Result = Tile;
   template <class Between>
   static inline __attribute__((always_inline)) void issue(const T*, const T*, int64_t, const Between& between) {
@@ -55,8 +57,8 @@ struct Fma {
     return x[row][side];
   }
 
-  // Long rows are summed in chunks: one chain over a thousand features would round worse than the BLAS that users
-  // compare with.
+  // Long rows are summed in chunks: a single sum over a thousand features would have a larger rounding error than the
+  // BLAS product it replaces.
   static inline __attribute__((always_inline)) void take(const T* rows, const T* panel, int64_t features, Result& x) {
     constexpr int64_t kChunk = 256;
     multiply_chunk(rows, panel, features < kChunk ? features : kChunk, x);
@@ -73,8 +75,8 @@ struct Fma {
     }
   }
 
-  // Rows [first, first + count) of the matrix times their factors; `extra` is one more feature. Factor and extra count
-  // from the first row.
+  // Packs rows [first, first + count) of the matrix times their factors; `extra` is one more feature. factor[0] and
+  // extra[0] belong to row `first`.
   static bool pack_values(Matrix m, const T* factor, const T* extra, int64_t features, int64_t first, int64_t count,
                           int64_t stride, T* values) {
     const int64_t whole = whole_panels(features + (extra != nullptr ? 1 : 0));
@@ -95,7 +97,7 @@ struct Fma {
     return false;
   }
 
-  // out[tile] += weights * values over one strip of columns.
+  // out += weights * values over one strip of columns.
   static void accumulate(const T* weights, int64_t tiles, int64_t columns, const T* values, int64_t features,
                          const T* /*factor: in the values*/, const T* extra, T* out) {
     const int64_t wanted = features + (extra != nullptr ? 1 : 0), stride = whole_panels(wanted);
@@ -118,8 +120,8 @@ struct Fma {
     return pack_values(m, factor, extra, features, first, count, tiles * kRows, values);
   }
 
-  // sums[panel] (+)= weights^T * values over the `count` rows of a part; sums are [panel of features][column][feature].
-  // Rows of padding are left out: where a column is infinite, their weights are NaN.
+  // sums = weights^T * values over the `count` rows of a part, added to the old sums if `add`; the layout of sums is
+  // [panel of features][column][feature]. Rows of padding are left out: their weights are NaN in an infinite column.
   static void sum_columns(const T* weights, int64_t count, int64_t tiles, const T* values, int64_t features,
                           const T* /*factor: in the values*/, const T* extra, bool add, T* sums) {
     const int64_t rows = tiles * kRows, wanted = features + (extra != nullptr ? 1 : 0);
@@ -174,7 +176,8 @@ struct Fma {
     }
   }
 
-  // One tile and one panel of features, of which kVectors vectors are used; `step` from one panel of columns to the next.
+  // One tile of weights times one panel of features, of which kVectors vectors are used. `step` is the distance between
+  // the weights of two panels of columns.
   template <int kVectors>
   static inline void accumulate_tile(const T* weights, int64_t step, int64_t columns, const T* values, int64_t stride,
                                      T* out) {

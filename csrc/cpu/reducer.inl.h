@@ -1,6 +1,7 @@
-// What a tile of similarities is turned into: weights relative to a running maximum (forward) or to a known sum
-// (backward); for pairwise losses, softplus and sigmoid. A reducer starts and ends a walk, weighs a row of a tile, ends a
-// strip of columns, and combines the parts of a row. P is the product (product.inl.h), which owns the shape of a tile.
+// Reducers turn similarities into weights: exp relative to a running maximum (forward) or to a known log-sum-exp
+// (backward), and for losses over pairs the sigmoid, with softplus summed. A reducer has five functions: start a walk,
+// weigh one row of a tile, end a strip of columns, finish the walk, and combine the parts of a row. The template
+// parameter P is the product (product.inl.h), which owns the shape of a tile.
 // Included once per instruction set, inside its namespace and target region; includes nothing.
 
 // The memory of one walk over a part.
@@ -11,10 +12,10 @@ struct Walk {
   int64_t stride;    // of a row of out
   T* out;            // [rows][stride] or null
   T* maximum;        // [rows]
-  T* sum;            // [rows][lanes], over finished strips
-  T* strip_sum;      // the same over the present strip: two levels keep the rounding of long sums small
-  T* strip_maximum;  // [strips][rows], where weights are kept: what each strip's are relative to
-  T* weights;        // of the present strip: [panel][tile][cell]
+  T* sum;            // [rows][lanes]: sums over the finished strips
+  T* strip_sum;      // [rows][lanes]: sums over the present strip; two levels keep the rounding of long sums small
+  T* strip_maximum;  // [strips][rows] or null: the maximum to which the kept weights of a strip are relative
+  T* weights;        // [panel][tile][cell]: weights of the present strip
   // Weights of row `row` of the part in a panel of the strip.
   T* row(int64_t row, int64_t panel) const { return weights + (panel * tiles * P::kRows + row) * P::kColumns; }
 };
@@ -24,7 +25,7 @@ inline void scale_row(T* x, int64_t count, T factor) {
   for (int64_t i = 0; i < count; ++i) x[i] *= factor;
 }
 
-// out of the pass, one row: the parts' sums times their factors.
+// Writes one row of pass.out and pass.out_extra: the sum over the parts of factor(part, row) * its row.
 template <class P, class F>
 inline void write_row(const Pass<typename P::T>& pass, const Part<typename P::T>* parts, int64_t count, int64_t row,
                       const F& factor) {
@@ -46,9 +47,10 @@ inline void write_row(const Pass<typename P::T>& pass, const Part<typename P::T>
   }
 }
 
-// Weights with a running maximum (forward). The maximum is raised lazily, only when a similarity exceeds it by 2^8:
-// weights stay far from overflow and most tiles never touch it. A similarity of +inf never becomes the maximum: its
-// weight is 0 and the row's sum is infinite from there on, so that NaN, which wins, still shows in the sum.
+// Weights relative to a running maximum (forward). The maximum is raised only when a similarity exceeds it by more than
+// kSlack: weights stay below 2^8, far from overflow, and most tiles leave the maximum alone. A similarity of +inf never
+// becomes the maximum. Its weight is 0 and the sum of the row becomes infinite instead; a NaN that follows still turns
+// this sum into NaN.
 template <class P, bool kWeights>
 struct LogSumExp {
   using T = typename P::T;
@@ -56,7 +58,7 @@ struct LogSumExp {
 
   static void start(Walk<P>& w) {
     for (int64_t i = 0; i < w.tiles * P::kRows * kLanes<T>; ++i) w.sum[i] = w.strip_sum[i] = 0;
-    // Finite, so that a first tile of nothing but -inf gives weights 0 and not NaN.
+    // The first maximum is finite: relative to -inf, a first tile that is all -inf would get weights NaN instead of 0.
     for (int64_t i = 0; i < w.tiles * P::kRows; ++i) w.maximum[i] = T(sizeof(T) == 4 ? -1e38 : -1e300);
   }
 
@@ -64,7 +66,7 @@ struct LogSumExp {
   static inline __attribute__((always_inline)) void weigh(Walk<P>& w, int64_t row, int64_t panel, Vec<T> x0,
                                                           Vec<T> x1) {
     if (__builtin_expect(bits_greater(max<T>(x0, x1), splat(w.maximum[row]) + kSlack) != 0, 0)) {
-      Vec<T> x[2] = {x0, x1};  // copies, or x0 and x1 would live in memory
+      Vec<T> x[2] = {x0, x1};  // copies: taking the address of x0 and x1 would keep these in memory
       raise(w, row, panel, x);
       x0 = x[0];
       x1 = x[1];
@@ -79,7 +81,7 @@ struct LogSumExp {
     }
   }
 
-  // Moves the maximum of a row and rescales what was summed relative to the old one; takes +inf out of x.
+  // Raises the maximum of a row, rescales all that is relative to the old one, and moves +inf from x to the sum.
   static __attribute__((noinline)) void raise(Walk<P>& w, int64_t row, int64_t panel, Vec<T> (&x)[2]) {
     constexpr T infinity = T(__builtin_huge_val());
     T* sum = w.sum + row * kLanes<T>;
@@ -113,7 +115,7 @@ struct LogSumExp {
     }
   }
 
-  // Kept weights of earlier strips may be relative to an earlier maximum.
+  // Also rescales the kept weights of strips that ended with a lower maximum.
   static void finish(const Walk<P>& w, const Part<T>& part) {
     const int64_t rows = w.tiles * P::kRows, per_strip = P::kStrip / P::kColumns;
     for (int64_t i = 0; i < rows; ++i) part.sum[i] = sum_lanes<T>(load(w.sum + i * kLanes<T>));
@@ -142,11 +144,12 @@ struct LogSumExp {
         sum += part == infinity ? part : part * std::exp2(parts[g].maximum[i] - highest);
       }
       pass.reduced[row] = T((double(highest) + std::log2(double(sum))) * 0.693147180559945309417232121458);
-      // Nothing in the sum: a mean of zero. Infinite: inf / inf, as in exp(x - lse) of a similarity of +inf.
+      // A row whose every column is excluded has a mean of 0. A row with a similarity of +inf has NaN, the value of
+      // exp(x - lse) there.
       const T inverse = sum == 0 ? T(0) : sum == infinity ? T(__builtin_nan("")) : 1 / sum;
       for (int64_t g = 0; g < count; ++g) parts[g].sum[i] = inverse * std::exp2(parts[g].maximum[i] - highest);
       if (parts[0].out == nullptr) continue;
-      if (sum == 0) {  // also where an infinite column left 0 * inf
+      if (sum == 0) {  // weights of 0 times an infinite column have left NaN in out
         const int64_t stride = P::whole_panels(pass.features + (pass.columns.extra != nullptr ? 1 : 0));
         for (int64_t g = 0; g < count; ++g) __builtin_memset(parts[g].out + i * stride, 0, stride * sizeof(T));
       }
@@ -155,7 +158,7 @@ struct LogSumExp {
   }
 };
 
-// Weights relative to a known log-sum-exp, which the columns' shift carries (backward).
+// Weights relative to a known log-sum-exp, which is part of the shift of the columns (backward).
 template <class P>
 struct KnownSum {
   using T = typename P::T;
@@ -174,7 +177,7 @@ struct KnownSum {
   }
 };
 
-// log2(1 + t) for t in [0, 1]: 2 atanh(t / (2 + t)) / ln 2 by its series, whose terms fall by 9 each.
+// log2(1 + t) for t in [0, 1]: the series of 2 atanh(t / (2 + t)) / ln 2, each term at most a ninth of the one before.
 template <class T>
 inline Vec<T> log2_1p(Vec<T> t) {
   constexpr int kTerms = sizeof(T) == 4 ? 8 : 18;
@@ -186,7 +189,7 @@ inline Vec<T> log2_1p(Vec<T> t) {
   return p * z * kScale;
 }
 
-// exp2(-|x|), from which softplus and sigmoid follow without overflow on either side.
+// exp2(-|x|), from which softplus and sigmoid are computed without overflow for either sign of x.
 template <class T>
 inline Vec<T> exp2_minus_abs(Vec<T> x) {
   return exp2<T>(x > Vec<T>{} ? -x : x);
@@ -197,7 +200,7 @@ inline Vec<T> sigmoid_of(Vec<T> x, Vec<T> e) {
   return (x > Vec<T>{} ? splat(T(1)) : e) / (e + T(1));
 }
 
-// Sum of softplus with weights sigmoid (forward). Nothing is relative to anything, so nothing is ever rescaled.
+// Sums softplus; the weights are sigmoids (forward). There is no maximum, and nothing is rescaled.
 template <class P, bool kWeights>
 struct SoftplusSum {
   using T = typename P::T;
@@ -229,7 +232,7 @@ struct SoftplusSum {
   }
 };
 
-// Weights sigmoid alone (backward).
+// The weights are sigmoids; nothing is summed over a row (backward).
 template <class P>
 struct Sigmoid : KnownSum<P> {
   using T = typename P::T;

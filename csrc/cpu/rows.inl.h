@@ -1,7 +1,7 @@
-// Work that is linear in the inputs: packing, dot products and combinations of rows.
+// Work on rows that needs no similarities: packing, dot products of row pairs, linear combinations of rows.
 // Included once per instruction set, inside its namespace and target region; includes nothing.
 
-// Elements kFirst, kFirst + 1, ... of a and of b in turn.
+// a[kFirst], b[kFirst], a[kFirst + 1], b[kFirst + 1], ...
 template <class T, int kFirst, int... kAt>
 inline __attribute__((always_inline)) Vec<T> interleave(Vec<T> a, Vec<T> b, std::integer_sequence<int, kAt...>) {
 #if defined(__clang__)
@@ -11,7 +11,7 @@ inline __attribute__((always_inline)) Vec<T> interleave(Vec<T> a, Vec<T> b, std:
 #endif
 }
 
-// L vectors of L lanes, rows into columns: after log2 L perfect shuffles every element is where its indices swap.
+// Transposes L vectors of L lanes: log2(L) perfect shuffles move element (i, j) to (j, i).
 template <class T>
 inline __attribute__((always_inline)) void transpose(Vec<T> (&v)[kLanes<T>]) {
   constexpr int64_t L = kLanes<T>;
@@ -29,7 +29,8 @@ inline __attribute__((always_inline)) void transpose(Vec<T> (&v)[kLanes<T>]) {
   }
 }
 
-// out[feature][W]: rows [first, first + count) of the matrix times their factors, side by side, zeros from count to W.
+// Writes rows [first, first + count) of the matrix times their factors as the columns of out[feature][W]; columns from
+// `count` to W are zeros.
 template <class T, int64_t W>
 void transpose_rows(Matrix m, const T* factor, int64_t features, int64_t first, int64_t count, T* out) {
   constexpr int64_t L = kLanes<T>;
@@ -62,7 +63,8 @@ void row_dot(Matrix a, Matrix b, int64_t features, int64_t begin, int64_t end, T
   for (int64_t row = begin; row < end; ++row) {
     with_row(a, features, row, [&](const auto* x) {
       with_row(b, features, row, [&](const auto* y) {
-        // Independent partial sums: one chain would wait for every addition, and round worse.
+        // Sixteen independent sums: in a single one each addition would wait for the last, and the error would be
+        // larger.
         T part[16] = {};
         int64_t d = 0;
         for (; d + 16 <= features; d += 16) {

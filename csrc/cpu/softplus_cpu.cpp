@@ -1,4 +1,5 @@
-// The op `softplus_sum` on the CPU: from tensors to a Pass and back. The loops are in pass.inl.h.
+// The op `softplus_sum` on the CPU: turns tensors into a Pass and runs it. The loops are in pass.inl.h and must stay
+// there.
 #include "cpu/problem.h"
 
 namespace fastcl {
@@ -19,7 +20,7 @@ void forward(const Inputs& in, const Tensor& offset, bool row_grad, StableIValue
   Side<T> side = p.by_query(in);
   Pass<T>& pass = side.pass;
   pass.row_shift = has_offset ? row_shift.get() : nullptr;
-  pass.columns.extra = row_grad ? ones.get() : nullptr;  // summed with the weights, it gives the sum of the weights
+  pass.columns.extra = row_grad ? ones.get() : nullptr;  // its weighted sum is the sum of the weights
   pass.reduced = total.write<T>();
   pass.out = {row_grad ? sum_key.write<void>() : nullptr, compute_type<T>()};
   pass.out_extra = row_grad ? sum_weight.write<T>() : nullptr;
@@ -30,7 +31,7 @@ void forward(const Inputs& in, const Tensor& offset, bool row_grad, StableIValue
   results[2] = sum_weight.release();
 }
 
-// The columns' side: weights are recomputed tile by tile.
+// The gradients of key and bias, with the weights computed again. Those of query, scale and offset are made in Python.
 template <class T>
 void backward(const Inputs& in, const Tensor& grad_t, const Tensor& offset, bool key_grad, bool bias_grad,
               StableIValue* results) {
@@ -42,7 +43,7 @@ void backward(const Inputs& in, const Tensor& grad_t, const Tensor& offset, bool
   Tensor grad_bias = Tensor::empty({bias_grad ? p.m : 0}, dtype);
 
   const Buffer<T> weight(p.n);
-  // Not null without rows either, which would mean that no gradient of the bias is wanted.
+  // Not null even without rows: null would mean that no gradient of the bias is wanted.
   const T* grad = p.n != 0 ? grad_t.read<T>() : weight.get();
   for (int64_t i = 0; i < p.n; ++i) weight[i] = grad[i] * p.scale[i];
   Buffer<T> shift = present(offset) ? p.log2_shift(offset, "offset", p.n, p.padded(p.n)) : Buffer<T>(p.padded(p.n));

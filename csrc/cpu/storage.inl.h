@@ -1,5 +1,6 @@
-// Between storage types (float32, float64, bfloat16, float16) and the type computed in. All arithmetic elsewhere is on
-// float or double. Included once per instruction set, inside its namespace and target region; includes nothing.
+// Converts between the storage types (float32, float64, bfloat16, float16) and the compute types (float, double). All
+// arithmetic elsewhere is on compute types. Included once per instruction set, inside its namespace and target region;
+// includes nothing.
 
 struct BFloat16 {
   uint16_t bits;
@@ -31,7 +32,7 @@ inline void narrow(float x, double* out) { *out = x; }
 
 inline void narrow(float x, BFloat16* out) {
   const uint32_t bits = bits_of(x);
-  // Round to nearest even; a NaN keeps its quiet bit instead of rounding up to infinity.
+  // Rounds to nearest even. NaN is treated apart: rounding could carry its bits over into those of infinity.
   out->bits = x != x ? uint16_t(0x7fc0) : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
@@ -55,8 +56,8 @@ inline void narrow(float x, Float16* out) {
     out->bits = sign | 0x7e00;
   } else if (magnitude >= 0x477ff000) {  // 65520 and above round to infinity
     out->bits = sign | 0x7c00;
-  } else if (magnitude <
-             0x38800000) {  // below 2^-14: adding 1/2 aligns the subnormal's last bit with the float's, and rounds
+  } else if (magnitude < 0x38800000) {
+    // Below 2^-14 the result is subnormal: adding 1/2 aligns its last bit with that of the float, and rounds.
     out->bits = sign | uint16_t(bits_of(float_of(magnitude) + 0.5f) - 0x3f000000);
   } else {
     out->bits = sign | uint16_t((magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13);
@@ -67,7 +68,7 @@ inline void narrow(float x, Float16* out) {
 inline void narrow(double x, BFloat16* out) { narrow(float(x), out); }
 inline void narrow(double x, Float16* out) { narrow(float(x), out); }
 
-// One vector of elements of any storage type.
+// Loads one vector of elements of any storage type as compute type.
 template <class T, class S>
 inline Vec<T> load_as(const S* x) {
   T wide[kLanes<T>];
@@ -94,7 +95,7 @@ inline Vec<float> load_as<float>(const Float16* x) {
 }
 #endif
 
-// The first `count` elements, zeros behind; nothing beyond them is read.
+// Loads the first `count` elements and fills the other lanes with zeros; does not read beyond them.
 template <class T, class S>
 inline Vec<T> load_some(const S* x, int64_t count) {
   if (count >= kLanes<T>) return load_as<T>(x);

@@ -1,5 +1,5 @@
-// The vector type of one instruction set: arithmetic comes from the compiler's vector extensions, so only what those
-// lack is here. Included once per instruction set, inside its namespace and target region; includes nothing.
+// The vector type of one instruction set, and the operations that the compiler's vector extensions lack. Included once
+// per instruction set, inside its namespace and target region; includes nothing.
 
 template <class T>
 struct VecOf;
@@ -53,8 +53,7 @@ inline T sum_lanes(Vec<T> v) {
   return s;
 }
 
-// One bit per lane in which the comparison holds: the compiler's own code for reducing a lane mask is poor, hence the
-// intrinsics.
+// One bit per lane in which the comparison holds. By intrinsics, because compilers reduce a lane mask with slow code.
 #if FASTCL_VECTOR_BYTES == 64
 inline uint32_t bits_greater(Vec<float> a, Vec<float> b) {
   return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
@@ -82,8 +81,9 @@ inline uint32_t bits_equal(Mask<float> a, Mask<float> b) { return lane_bits(a ==
 inline uint32_t bits_equal(Mask<double> a, Mask<double> b) { return lane_bits(a == b); }
 #endif
 
-// 2^f for |f| <= 1/2. float: minimax, exactly 1 at 0; the polynomial's relative error is 2.6e-9 with the coefficients as
-// they are printed and 1.6e-8 with them rounded to float. double: Taylor, 1.3e-19.
+// 2^f for |f| <= 1/2. float: a minimax polynomial that is exactly 1 at 0; its relative error is 2.6e-9 with the
+// coefficients as printed and 1.6e-8 with the coefficients rounded to float. double: a Taylor polynomial with a
+// relative error of 1.3e-19.
 inline Vec<float> exp2_fraction(Vec<float> f) {
   Vec<float> p = splat(0.0001534581216f);
   p = p * f + 0.001339993118f;
@@ -103,14 +103,14 @@ inline Vec<double> exp2_fraction(Vec<double> f) {
   return p;
 }
 
-// 2^x. Exactly 0 below the normal range and for -inf, so that a masked column adds nothing and no subnormal slows the
-// products; NaN stays NaN. x must be below the overflow threshold.
+// 2^x. Results below the normal range are exactly 0: a masked column (x = -inf) adds nothing, and no subnormal number
+// slows the products down. NaN stays NaN. 2^x must not overflow.
 template <class T>
 inline Vec<T> exp2(Vec<T> x) {
   constexpr bool kSingle = sizeof(T) == 4;
   constexpr T kLowest = kSingle ? T(-126) : T(-1022);
-  constexpr T kRound =
-      kSingle ? T(12582912) : T(6755399441055744);  // 1.5 * 2^(mantissa bits): adding it rounds to an integer
+  // 1.5 * 2^(mantissa bits): adding it rounds to an integer.
+  constexpr T kRound = kSingle ? T(12582912) : T(6755399441055744);
   constexpr int kMantissa = kSingle ? 23 : 52;
   constexpr Lane<T> kBias = kSingle ? 127 : 1023;
   const Mask<T> under = x < kLowest;

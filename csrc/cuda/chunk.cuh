@@ -1,11 +1,12 @@
-// For more features than a walk takes: what is left to do around the caller's matrix products. Similarities of a chunk
-// of rows lie in memory; these kernels turn them into lse and weights. float32 is the compute type.
+// For more features than a walk can hold in registers: the caller computes the similarities of a chunk of rows by
+// torch's matrix product, and the kernels here turn them into lse and weights. They must not multiply matrices. The
+// compute type is float32.
 #pragma once
 #include "rows.cuh"
 
 namespace fastcl::cuda {
 
-// In units of log 2; -inf where the column is left out.
+// The logit of a row and column j in units of log 2; -inf if the ids exclude the column.
 __device__ __forceinline__ float chunk_logit(const Problem& p, float dot, float log2_scale, int64_t row, int64_t j) {
   if (excluded(p, row, j)) return -kInfinity;
   float shift = p.bias != nullptr ? static_cast<const float*>(p.bias)[j] * kLog2e : 0.f;
@@ -15,7 +16,7 @@ __device__ __forceinline__ float chunk_logit(const Problem& p, float dot, float 
 
 __device__ __forceinline__ float sigmoid(float x) { return sigmoid(x, exp2_fast(-fabsf(x))); }
 
-// Over the block, on all threads.
+// Reduces v over the block with f; every thread gets the result.
 template <class F>
 __device__ __forceinline__ float over_warps(float v, float* scratch, const F& f) {
   UNROLL for (int lanes = 16; lanes > 0; lanes /= 2) v = f(v, __shfl_xor_sync(kAllLanes, v, lanes));
@@ -27,7 +28,7 @@ __device__ __forceinline__ float over_warps(float v, float* scratch, const F& f)
   return v;
 }
 
-// A block for each row.
+// One block for each row.
 __global__ void __launch_bounds__(kThreads) chunk_forward(Problem p, Outputs o, Chunk c) {
   SHARED_ARRAY(float, scratch, kWarps);
   const int64_t row = c.begin + blockIdx.x, first = blockIdx.x * p.columns;
@@ -66,8 +67,8 @@ __global__ void __launch_bounds__(kThreads) chunk_forward(Problem p, Outputs o, 
   }
 }
 
-// A column for each thread, and `rows_per_block` rows one after the other: all of the chunk where the gradient of bias
-// is wanted, so that a column's sum has one owner.
+// One thread for each column, which goes through `rows_per_block` rows. If the gradient of bias is wanted, these are
+// all rows of the chunk: a column's sum must have one owner.
 __global__ void __launch_bounds__(kThreads) chunk_backward(Problem p, Gradients g, Chunk c, int64_t rows_per_block) {
   const int64_t j = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (j >= p.columns) return;

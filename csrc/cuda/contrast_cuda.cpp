@@ -1,5 +1,5 @@
-// The op `contrast` on CUDA: from tensors to launches and back. The kernels are behind launch.h; everything here runs on
-// torch's current stream and waits for nothing.
+// The op `contrast` on CUDA: allocates outputs and launches the kernels of launch.h on torch's current stream. Must not
+// synchronise with the device.
 #include "cuda/operands.h"
 
 namespace fastcl::cuda {
@@ -24,7 +24,8 @@ void contrast_forward(StableIValue* stack, uint64_t, uint64_t) {
   out.lse = pointer(lse, true);
   out.mean_key = pointer(mean_key, a.row_grad);
   run_forward(o, out, mean_key);
-  // These kernels sum nothing over columns on the way: a NaN is like no gradient that may come.
+  // These kernels do not sum the gradient of the keys in forward. No gradient is proportional to NaN, so backward
+  // computes its own sums.
   if (columns) device.fill_nan(gradient, p.rows * (wide ? 8 : 4));
 
   Tensor* results[] = {&pos, &lse, &mean_key, &gradient, &key_sum, &bias_sum};

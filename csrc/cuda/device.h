@@ -1,5 +1,5 @@
-// Where an op runs: torch's current device and stream, held for one call, and what of the machine the host code asks
-// for. Allocates through torch; launches nothing but a fill.
+// Where an op runs: selects the device of a tensor and torch's current stream there for one call, and answers questions
+// about the device. Allocates through torch; must not launch anything but a fill.
 #pragma once
 #include "checks.h"
 #include "cuda/runtime.h"
@@ -10,7 +10,7 @@ inline void ok(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(std::string("fastcl: CUDA: ") + cudaGetErrorString(error));
 }
 
-// Whether torch's settings let a float32 matrix product be made of one TF32 product.
+// Whether torch's settings allow a float32 matrix product by one TF32 product.
 bool tf32_allowed();
 
 }  // namespace fastcl::cuda
@@ -22,11 +22,11 @@ bool tf32_allowed();
 namespace fastcl::cuda {
 
 constexpr const char* kDispatchKey = "CUDA";
-// The logits that are in memory at once where there are too many features for one kernel: 32 MiB, which stay in the
-// second-level cache, and more where that would be less than kChunkLines lines of them.
+// Logits of one chunk, where there are too many features for a walk: 32 MiB of float32, which stay in the second-level
+// cache. A chunk has at least kChunkLines lines, even if they take more.
 constexpr int64_t kChunkElements = int64_t{1} << 23;
 constexpr int64_t kChunkLines = 64;
-// Whether torch multiplies 16-bit matrices into a float32 one.
+// Whether aten::mm can write the product of 16-bit matrices to a float32 matrix.
 constexpr bool kWideProducts = true;
 
 class DeviceGuard {
@@ -43,7 +43,7 @@ class DeviceGuard {
 class Device {
  public:
   explicit Device(const Tensor& t) : index_(index_of(t)), guard_(index_) {
-    ok(cudaSetDevice(index_));  // our runtime is linked statically: another one than torch's
+    ok(cudaSetDevice(index_));  // the guard sets torch's CUDA runtime; fastcl links a runtime of its own statically
     FASTCL_OK(aoti_torch_get_current_cuda_stream(index_, reinterpret_cast<void**>(&stream_)));
   }
 

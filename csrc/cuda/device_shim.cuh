@@ -1,5 +1,7 @@
-// The only header that kernels include: one set of names with two implementations, CUDA and PTX under nvcc (sm_80 and
-// later), and an emulator under a host compiler, where a kernel can be tested without a GPU.
+// The device functions that kernels call, with two implementations: CUDA and PTX under nvcc (sm_80 and later), and an
+// emulator under a host compiler, so that kernels can be tested without a GPU. Kernels must not call CUDA directly.
+// FAULT_... macros in kernels are never defined in a build of the library: tests/cuda/test_cuda_faults.py defines one
+// at a time to check that the tests notice the fault.
 #pragma once
 #include <cstdint>
 
@@ -15,7 +17,7 @@
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
 
-// Shared memory: SHARED_ARRAY is static; SHARED_CURSOR carves up the dynamic bytes of the launch.
+// Shared memory: SHARED_ARRAY is static; SHARED_CURSOR hands out pieces of the launch's dynamic shared memory.
 #define SHARED_ARRAY(T, name, n) __shared__ T name[n]
 struct SharedCursor {
   unsigned char* p;
@@ -30,7 +32,7 @@ extern __shared__ __align__(1024) unsigned char fastcl_shared[];
 #define SHARED_CURSOR(name) \
   SharedCursor name { fastcl_shared }
 
-// Launches, and answers with the launch's error. More than 48 KiB of shared memory must be allowed first.
+// Launches a kernel and returns the launch's error. More than 48 KiB of shared memory need allow_shared first.
 #define FASTCL_LAUNCH(kernel, grid, block, shared, stream, ...) \
   (kernel<<<(grid), (block), (shared), (stream)>>>(__VA_ARGS__), cudaGetLastError())
 template <class Kernel>
@@ -41,7 +43,8 @@ cudaError_t allow_shared(Kernel* kernel, int bytes) {
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
-// 16-byte asynchronous copy global -> shared; bytes from `valid` on are written as zero and not read.
+// Asynchronous copy of 16 bytes from global to shared memory. Only the first `valid` bytes are read; zeros replace the
+// rest.
 __device__ __forceinline__ void cp_async16(void* to, const void* from, int valid = 16) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid)
                : "memory");
@@ -64,7 +67,8 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* 
                : "r"(shared_address(row))
                : "memory");
 }
-// The same value, but what is computed from it cannot be computed ahead of a loop and kept in registers.
+// Returns its argument, and hides from the compiler that the value is the same: expressions of it are not moved out of
+// a loop, where they would occupy registers.
 __device__ __forceinline__ const char* opaque(const char* p) {
   asm volatile("" : "+l"(p));
   return p;
@@ -73,7 +77,7 @@ __device__ __forceinline__ int opaque(int v) {
   asm volatile("" : "+r"(v));
   return v;
 }
-// Reads in program order: free to move, a compiler gathers more of these than there are registers.
+// A read that stays in program order: a compiler that may move reads issues more of them at once than it has registers.
 __device__ __forceinline__ uint32_t load_shared(const void* p) {
   uint32_t r;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(shared_address(p)) : "memory");

@@ -1,11 +1,11 @@
-// float64, plainly: a block for each row, a column for each thread. For gradient checks and small problems; nothing
-// here is meant to be fast. Any number of features.
+// The kernels for float64, for gradient checks and small problems: one block for each row, one thread for each column,
+// any number of features. They are written for correctness and need not be fast.
 #pragma once
 #include "rows.cuh"
 
 namespace fastcl::cuda {
 
-// Over the block, on all threads; `scratch` is free again after the call.
+// Reduces v over the block with f; every thread gets the result. `scratch` may be used again after the call.
 template <class F>
 __device__ __forceinline__ double over_block(double v, double* scratch, const F& f) {
   scratch[threadIdx.x] = v;
@@ -16,7 +16,7 @@ __device__ __forceinline__ double over_block(double v, double* scratch, const F&
   return total;
 }
 
-// The logit of query i and key j, -inf where it is left out.
+// The logit of query i and key j; -inf if their ids exclude the pair.
 __device__ __forceinline__ double logit(const Problem& p, double scale, int64_t i, int64_t j) {
   if (excluded(p, i, j)) return -kInfinity;
   const double *query = static_cast<const double*>(p.query) + i * p.features,
@@ -29,14 +29,15 @@ __device__ __forceinline__ double logit(const Problem& p, double scale, int64_t 
 
 __device__ __forceinline__ double softplus(double x) { return (x > 0 ? x : 0) + log1p(exp(-fabs(x))); }
 
-// exp(x - lse), or sigmoid(x); a row with nothing in its sum has weights of zero.
+// exp(x - lse) or sigmoid(x), by the reducer. The weights of a row with lse = -inf are 0.
 __device__ __forceinline__ double weight_of(const Problem& p, double x, double lse) {
   if (p.reducer == Reducer::kLogSumExp) return lse == -kInfinity ? 0.0 : exp(x - lse);
   const double t = exp(-fabs(x));
   return (x >= 0 ? 1.0 : t) / (1.0 + t);
 }
 
-// to[d] += sum of weights[t] * rows[t][d] over the rows of a tile; features are spread over threads.
+// to[d] += sum over t of weights[t] * rows[t][d], for the up to kThreads rows from `first` on; the first tile
+// overwrites `to`. Each thread owns every kThreads-th feature.
 __device__ __forceinline__ void add_weighted(double* to, const double* weights, const void* matrix, int64_t first,
                                              int64_t count, int64_t features) {
   const double* rows = static_cast<const double*>(matrix) + first * features;
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) forward_double(Problem p, Outputs o)
   const int64_t i = blockIdx.x;
   const double scale = scale_at<double>(p, i);
   const auto add = [](double a, double b) { return a + b; };
-  constexpr double kMostDouble = 1.7e308;  // as kMostTop
+  constexpr double kMostDouble = 1.7e308;  // plays the part of kMostTop
   const auto most = [](double a, double b) { return a > b ? (a < kMostDouble ? a : kMostDouble) : b; };
   if (o.pos != nullptr) {
     double dot = 0;

@@ -1,14 +1,14 @@
-// How rows of one element type are multiplied by tensor cores: fragments in registers, one product at a time. An
-// element knows nothing of tiles, reducers or memory.
+// One struct for each element type: how tensor cores multiply two fragments of it in registers. An element must know
+// nothing of tiles, reducers or memory.
 //
-// mma.sync takes A as 16 x K and B as K x 8, K = 32 bytes of elements for 16-bit types and for TF32. Lane l holds of the
-// accumulator rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next one.
+// mma.sync multiplies A [16, K] with B [K, 8], where K elements take 32 bytes, in 16-bit types and in TF32. Of the
+// accumulator, lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and 2 (l % 4) + 1.
 #pragma once
 #include "device_shim.cuh"
 
 namespace fastcl::cuda {
 
-// What an operand becomes before products: for most types, itself.
+// Operands of the types that are multiplied as they are, without a split into parts.
 struct Whole {
   static constexpr bool kSplit = false;
   struct Left {
@@ -21,8 +21,8 @@ struct Whole {
   static __device__ __forceinline__ Right right(uint32_t b0, uint32_t b1) { return {{b0, b1}}; }
 };
 
-// Weights, which are float32, as the left operand of the second product: w holds two neighbouring accumulators of 8
-// columns each, whose layout is that of A already.
+// `weights` converts float32 weights into the left operand of the second product. Its arguments are the accumulators of
+// two neighbouring groups of 8 columns, whose layout is already that of A.
 template <uint32_t (*kPack)(float, float)>
 struct SixteenBits : Whole {
   static constexpr int kBytes = 2;
@@ -39,8 +39,8 @@ struct BFloat16 : SixteenBits<pack_bf16> {
   }
 };
 
-// The smallest float16 is 6e-8. Weights in (0, 1] are therefore kept 2^kHeadroom times larger, and other weights in
-// units of their own row (kNarrow).
+// The smallest positive float16 is 6e-8. Weights in (0, 1] are therefore stored 2^kHeadroom times larger, and weights
+// of unknown size in units chosen for each row (kNarrow).
 struct Float16 : SixteenBits<pack_f16> {
   static constexpr int kHeadroom = 15;
   static constexpr bool kNarrow = true;
@@ -49,7 +49,7 @@ struct Float16 : SixteenBits<pack_f16> {
   }
 };
 
-// float32 by one TF32 product: 10 bits of mantissa, the rest cut off by the tensor core.
+// float32 by one TF32 product: the tensor core uses 10 bits of the mantissa and ignores the others.
 struct Tf32 : Whole {
   static constexpr int kBytes = 4;
   static constexpr int kHeadroom = 0;
@@ -59,8 +59,9 @@ struct Tf32 : Whole {
   }
 };
 
-// float32 by three TF32 products: x = high + low, and low * low is below float32's rounding. Tensor cores cut sums off
-// instead of rounding them, always toward zero, so sums of more than one product are left to the ordinary adder.
+// float32 by three TF32 products: x = high + low, and low * low is below float32's rounding. Tensor cores truncate
+// their sums towards zero, an error that would accumulate; sums over more than one product are therefore made by
+// ordinary additions, which round.
 struct Float32 {
   static constexpr bool kSplit = true;
   static constexpr int kBytes = 4;
@@ -72,7 +73,7 @@ struct Float32 {
   struct Right {
     uint32_t high[2], low[2];
   };
-  // An infinity leaves NaN in low, and so in every sum it takes part in; so it does on the CPU.
+  // The low part of an infinity is NaN, which makes every sum with it NaN.
   static __device__ __forceinline__ void split(uint32_t bits, uint32_t& high, uint32_t& low) {
     high = bits & 0xffffe000u;
     low = __float_as_uint(__uint_as_float(bits) - __uint_as_float(high));

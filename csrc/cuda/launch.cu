@@ -1,4 +1,4 @@
-// The functions of launch.h: what to launch, on how many blocks, and where in the workspace things lie.
+// Implements launch.h: chooses the kernels and the number of blocks, and divides up the workspace.
 #include <algorithm>
 #include <limits>
 
@@ -27,7 +27,7 @@ const Walks& walks_for(const Problem& p) {
   }
 }
 
-// Hands out pieces of the workspace, or only counts them where there is none.
+// Hands out pieces of the workspace. With base = null it only counts their bytes.
 struct Carver {
   unsigned char* base;
   size_t used = 0;
@@ -39,21 +39,22 @@ struct Carver {
   }
 };
 
-// A walk of `rows` against `columns`: its kernel, its splits, and its pieces of the workspace.
+// One walk: its kernel, its arguments, and the number of splits, which are runs of columns that separate blocks walk.
 struct Plan {
   const Walk& walk;
   int splits;
   WalkArgs args{};
   Packing query{}, key{};
 
-  // `forward`: queries are the walk's rows; otherwise keys are.
+  // `forward`: the rows of the walk are queries; otherwise keys. `sums`: the walk multiplies weights with columns.
   Plan(const Problem& p, const Walk& kernel, bool forward, bool sums, Carver& carver) : walk(kernel) {
     args.rows = forward ? p.rows : p.columns;
     args.columns = forward ? p.columns : p.rows;
     args.features = static_cast<int32_t>(p.features);
     args.row_bytes = static_cast<int32_t>(ceil_div(p.features * element_bytes(p.dtype), 16) * 16);
     const int64_t tiles = std::max<int64_t>(1, ceil_div(args.columns, walk.columns));
-    // Two blocks for every multiprocessor, no more than that: what splits leave must be read again.
+    // Splits give every multiprocessor two blocks where rows alone do not. More splits would cost memory traffic: the
+    // partial sums of each are written and read again.
     const int64_t row_blocks = std::max<int64_t>(1, ceil_div(args.rows, walk.rows));
     const int64_t wanted = std::clamp<int64_t>(2 * p.multiprocessors / row_blocks, 1, tiles);
     args.tiles_per_split = static_cast<int32_t>(ceil_div(tiles, wanted));

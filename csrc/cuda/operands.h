@@ -1,5 +1,6 @@
-// What the host code of every op on CUDA shares: inputs as the kernels take them, and the way through launch.h, in one
-// go or, for many features, chunk by chunk around torch's matrix products. Knows no op's results.
+// Shared by the ops `contrast` and `softplus_sum` on CUDA: converts the inputs to what launch.h takes, and calls its
+// functions, once or, for many features, chunk by chunk around torch's matrix products. Must not know what an op
+// returns.
 #pragma once
 #include <algorithm>
 
@@ -24,7 +25,8 @@ inline int32_t torch_dtype(DType dtype) {
 
 inline void* pointer(const Tensor& t, bool wanted) { return wanted ? t.write<void>() : nullptr; }
 
-// Matrices of one type, vectors in the compute type, all on one device. `compute` is float64 where `wide`.
+// The inputs converted: matrices to one type, vectors to the compute type, all on one device. The compute type is
+// float64 if `wide`.
 struct Operands {
   const Device& device;
   DType compute;
@@ -65,17 +67,17 @@ struct Operands {
     const int64_t* row_id = ids(in.row_id, p.rows, "row_id");
     check(p.col_id == nullptr || row_id != nullptr || p.rows == 0,
           "row_id: expected both row_id and col_id or neither");
-    p.row_id = p.col_id != nullptr ? row_id : nullptr;  // without columns there is nothing to exclude
+    p.row_id = p.col_id != nullptr ? row_id : nullptr;  // col_id is null without columns: nothing to exclude
     p.reducer = row_offset != nullptr ? Reducer::kSoftplusSum : Reducer::kLogSumExp;
     p.offset = present(offset) ? offset.read<void>() : nullptr;
   }
 
   bool in_chunks() const { return problem.features > largest_features(dtype); }
 
-  // The type of weights that are multiplied by torch. float16 would lose the small ones among many columns.
+  // The type of the weights that torch multiplies. In float16, weights below 6e-8 would become 0.
   DType weight_dtype() const { return dtype == DType::kBFloat16 ? dtype : compute; }
 
-  // The type in which the gradient of key is made.
+  // The type in which the gradient of key is computed.
   DType key_gradient_dtype() const { return in_chunks() ? weight_dtype() : dtype; }
 
   Tensor empty(bool wanted, std::initializer_list<int64_t> sizes, DType type) const {
@@ -84,7 +86,7 @@ struct Operands {
 
   Tensor as(const Tensor& t, DType type) const { return converted(device, t, torch_dtype(type)); }
 
-  // A result in the type of the input it belongs to.
+  // A gradient converted to the type of its input.
   StableIValue finished(const Tensor& gradient, bool wanted, const Tensor& like) const {
     return (wanted ? converted(device, gradient, like.dtype()) : gradient.share()).release();
   }
@@ -105,7 +107,7 @@ struct Operands {
     return as(t, dtype);
   }
 
-  // A scale of one number may come from the host's memory.
+  // A tensor without dimensions may be on the CPU: torch, too, mixes such scalars with CUDA tensors.
   Tensor vector(const Tensor& t, int64_t length, const char* name) const {
     if (!present(t)) return t.share();
     check(t.dim() == 0 || device.holds(t), name, ": expected the device of query");
@@ -119,12 +121,12 @@ struct Operands {
   }
 };
 
-// Lines of logits, each `length` long, that a chunk has.
+// The number of lines of `length` logits in a chunk.
 inline int64_t chunk_lines(int64_t length) {
   return std::max(kChunkLines, kChunkElements / std::max<int64_t>(length, 1));
 }
 
-// Dots and weights of one chunk; weights lie over the dots where they are of the same type.
+// The dots and weights of one chunk. They share memory if they are of one type.
 struct ChunkBuffers {
   Tensor dots, weights;
 
@@ -149,7 +151,7 @@ inline void forward_in_chunks(const Operands& o, const Outputs& out, const Tenso
   }
 }
 
-// The gradients of key and bias, some columns at a time, so that each belongs to one product.
+// The gradients of key and bias. Chunks are of columns here, so that each column's gradient comes from one product.
 inline void columns_in_chunks(const Operands& o, const Gradients& g, const Tensor& grad_key) {
   const Problem& p = o.problem;
   const bool wanted = g.key != nullptr;
@@ -174,7 +176,7 @@ inline void columns_in_chunks(const Operands& o, const Gradients& g, const Tenso
   }
 }
 
-// `sums` is the tensor behind out.mean_key.
+// `sums` is the tensor that out.mean_key points to.
 inline void run_forward(const Operands& o, const Outputs& out, const Tensor& sums) {
   if (o.problem.rows == 0) return;
   if (o.in_chunks()) {
@@ -186,7 +188,7 @@ inline void run_forward(const Operands& o, const Outputs& out, const Tensor& sum
   ok(forward(o.problem, out, pointer(workspace, bytes != 0), o.device.stream()));
 }
 
-// The tensors are those behind g.key and g.bias.
+// grad_key and grad_bias are the tensors that g.key and g.bias point to.
 inline void run_backward(const Operands& o, const Gradients& g, const Tensor& grad_key, const Tensor& grad_bias) {
   if (o.problem.rows == 0) {
     for (const Tensor* t : {&grad_key, &grad_bias}) call("aten::zero_", "", *t);

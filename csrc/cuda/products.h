@@ -1,11 +1,11 @@
-// Matrix products by torch, for features beyond what our kernels hold in registers. On the current stream, no copies but
-// of types; knows no formula.
+// Matrix products by torch, on its current stream, for more features than the kernels can hold in registers. Copies
+// only to convert types. Must not know a formula.
 #pragma once
 #include "cuda/device.h"
 
 namespace fastcl::cuda {
 
-// `t` in another type; the same tensor where it has it already.
+// `t` converted to a type and moved to the device; the same tensor if it has both.
 inline Tensor converted(const Device& device, const Tensor& t, int32_t dtype) {
   if (t.dtype() == dtype && device.holds(t)) return t.share();
   Tensor out = t.dim() == 2   ? device.empty({t.size(0), t.size(1)}, dtype)
@@ -20,7 +20,7 @@ inline Tensor rows(const Tensor& t, int64_t begin, int64_t count) {
 }
 inline Tensor transposed(const Tensor& t) { return call("aten::t", "", t); }
 
-// out = a b, summed at least as exactly as out's type; a and b are of one type.
+// out = a b, with sums at least as accurate as out's type; a and b are of one type.
 inline void multiply(const Device& device, const Tensor& a, const Tensor& b, const Tensor& out) {
   if (a.dtype() == out.dtype()) {
     call("aten::mm", "out", a, b, out);

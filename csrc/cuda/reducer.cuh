@@ -1,10 +1,10 @@
-// What a tile of similarities becomes: logits in units of log 2, then weights, and what is known of a row afterwards.
-// Tiles, products and memory are in walk.cuh.
+// Reducers turn a tile of similarities into logits in units of log 2, then into weights, and keep the sums of a row.
+// Must not load tiles or multiply matrices: walk.cuh does.
 //
 //   forward:   rows = queries, columns = keys;    weight = 2^(x - running maximum)
 //   backward:  rows = keys,    columns = queries; weight = scale grad_lse 2^(x - lse of the column)
 //
-// and for losses over pairs softplus(x) is summed and the weight is sigmoid(x).
+// For losses over pairs softplus(x) is summed, and sigmoid(x) takes the place of the power.
 #pragma once
 #include "tile.cuh"
 
@@ -13,26 +13,26 @@ namespace fastcl::cuda {
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f, kInfinity = __builtin_huge_valf();
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
-// What a walk reads and writes. Vectors are those of the problem, whichever side they belong to here.
+// What a walk reads and writes. Vectors are indexed by query or key as noted, whether queries are its rows or columns.
 struct WalkArgs {
   const void *row_data, *column_data;  // 16-byte aligned rows of row_bytes
   int64_t rows, columns;
   int32_t row_bytes, features, tiles_per_split;
-  const float* scale;  // [queries], [1] (scale_step 0) or null
+  const float* scale;  // [queries], or [1] with scale_step 0, or null: 1
   int32_t scale_step;
   float factor, log2_factor;
   const float* bias;                  // [keys] or null
   const float *lse, *grad_lse;        // [queries], backward only
   const float* offset;                // [queries] or null, softplus only
   const int64_t *row_id, *column_id;  // of the walk's rows and columns, or null
-  float2* state;                      // [splits, rows], forward: (base, sum of weights), lse = base + log2 sum; or
-                                      // (total, sum of weights)
+  float2* state;                      // [splits, rows], forward: (base, sum of weights) with lse = base + log2(sum),
+                                      // or (softplus sum, sum of weights)
   float* extra;                       // [splits, rows] or null, backward: gradient of the bias
-  float* out;                         // [splits, rows, features], sums of weights * columns
+  float* out;                         // [splits, rows, features], sums of weight * column
 };
 
-// The largest maximum that weights are relative to. Logits of +inf are above it: their weights, and so the row's sum, are
-// infinite and not inf - inf.
+// The largest maximum that weights are relative to. A logit of +inf exceeds it: its weight, and the row's sum, become
+// infinite. Relative to +inf itself they would be inf - inf = NaN.
 constexpr float kMostTop = 3e38f;
 
 // x, or NaN for an infinity.
@@ -41,19 +41,19 @@ __device__ __forceinline__ C finite_or_nan(C x) {
   return x + (x - x);
 }
 
-// What the similarities of a query are multiplied by.
+// The number that multiplies the similarities of a query.
 __device__ __forceinline__ float scale_of(const WalkArgs& p, int64_t query, float factor) {
   return finite_or_nan((p.scale != nullptr ? p.scale[query * p.scale_step] : 1.f) * factor);
 }
 
-// Over the four lanes that share a row.
+// Reduces v with f over the four lanes that share a row.
 template <class F>
 __device__ __forceinline__ float over_quad(float v, const F& f) {
   v = f(v, __shfl_xor_sync(kAllLanes, v, 1));
   return f(v, __shfl_xor_sync(kAllLanes, v, 2));
 }
 
-// Columns that are keys: what is added to x; -inf takes the column out.
+// What a walk needs to know of a column that is a key: the bias added to x. -inf excludes the column.
 struct KeyColumns {
   using Column = float;
   static __device__ __forceinline__ Column column(const WalkArgs& p, int64_t j) {
@@ -66,20 +66,20 @@ __device__ __forceinline__ float offset_of(const WalkArgs& p, int64_t query) {
   return p.offset != nullptr ? p.offset[query] * kLog2e : 0.f;
 }
 
-// Forward. With kShared the four lanes of a row agree on its maximum after every tile, as products of weights need;
-// without, each keeps its own until the end.
+// Forward. With kShared the four lanes of a row agree on its maximum after every tile, because the product with the
+// columns takes the weights of all four. Otherwise each lane keeps a maximum of its own until `finish`.
 template <class E, bool kShared>
 struct LogSumExp : KeyColumns {
   float scale, sum = 0.f;
-  float top = -1e30f;  // finite, so that a first tile of nothing but -inf gives weights 0 and not NaN
+  float top = -1e30f;  // finite: relative to -inf, a first tile that is all -inf would get weights NaN instead of 0
 
   __device__ __forceinline__ LogSumExp() {}
   __device__ __forceinline__ LogSumExp(const WalkArgs& p, int64_t row)
       : scale(row < p.rows ? scale_of(p, row, p.log2_factor) : 0.f) {}
   __device__ __forceinline__ float logit(float dot, const Column& c) const { return fmaf(dot, scale, c); }
 
-  // Logits of a lane's rows to weights; answers, by row, what its earlier sums are to be multiplied by. Row r is half
-  // r % 2 of the accumulators of fragment r / 2.
+  // Turns the logits of a lane's rows into weights. The caller must multiply the earlier sums of row r by rescale[r].
+  // Row r is half r % 2 of the accumulators of fragment r / 2.
   template <int kFrag, int kCols>
   static __device__ __forceinline__ void weigh(LogSumExp (&rows)[2 * kFrag], float (&x)[kFrag][kCols][4], const Column*,
                                                float (&rescale)[2 * kFrag]) {
@@ -105,7 +105,7 @@ struct LogSumExp : KeyColumns {
     }
   }
 
-  // Merges the lanes of a row. All lanes of the warp must come here.
+  // Merges the sums of the lanes of a row. All lanes of the warp must call it together.
   __device__ __forceinline__ void finish() {
     const float best = over_quad(top, [](float a, float b) { return fmaxf(a, b); });
     sum = over_quad(sum * exp2_fast(top - best), [](float a, float b) { return a + b; });
@@ -117,7 +117,7 @@ struct LogSumExp : KeyColumns {
   __device__ __forceinline__ float unit() const { return 1.f; }
 };
 
-// sigmoid(x), where t = 2^-|x|: without cancellation, and NaN for NaN.
+// The sigmoid of x in units of log 2, given t = 2^-|x|. Free of cancellation; NaN gives NaN.
 __device__ __forceinline__ float sigmoid(float x, float t) { return __fdividef(x >= 0.f ? 1.f : t, 1.f + t); }
 
 template <class E>
@@ -162,15 +162,16 @@ struct SoftplusSum : KeyColumns {
   __device__ __forceinline__ float unit() const { return kUnit; }
 };
 
-// Backward: the sum of every column's weights is known, or none is needed (kSoftplus).
+// Backward: the log-sum-exp of every column is known, or none is needed (kSoftplus).
 template <class E, bool kSoftplus>
 struct KnownSum {
   struct Column {
-    float2 logit;   // multiplies and is added to x
-    float2 weight;  // multiplies 2^x: for the gradient of the key, for that of the bias
+    float2 logit;   // logit = x * similarity + y (and the row's shift)
+    float2 weight;  // 2^logit times x goes into the gradient of the key, times y into that of the bias
   };
   static __device__ __forceinline__ Column column(const WalkArgs& p, int64_t i) {
-    // A row with nothing in its sum passes nothing on, whatever a loss on top sends into it. Its logits, all -inf, stay.
+    // A query whose every key is excluded has a constant lse = -inf: its gradients are 0, even where the loss on top
+    // sends NaN. Its logits stay -inf.
     const bool empty = !kSoftplus && p.lse[i] == -kInfinity;
     const float grad = empty ? 0.f : p.grad_lse[i];
     const float shift = kSoftplus ? offset_of(p, i) : empty ? -kInfinity : -p.lse[i] * kLog2e;
@@ -179,7 +180,7 @@ struct KnownSum {
   static __device__ __forceinline__ Column outside() { return {make_float2(0.f, -kInfinity), make_float2(0.f, 0.f)}; }
 
   float shift, extra = 0.f;
-  float in_units = 0x1p-100f;  // of the weights, where the element's range is narrow: a power of two
+  float in_units = 0x1p-100f;  // the unit of the row's weights, a power of two; for elements of narrow range (kNarrow)
 
   __device__ __forceinline__ KnownSum() {}
   __device__ __forceinline__ KnownSum(const WalkArgs& p, int64_t row)
@@ -205,7 +206,8 @@ struct KnownSum {
     UNROLL for (int r = 0; r < 2 * kFrag; ++r) rescale[r] = E::kNarrow ? rows[r].to_units(x[r / 2], r % 2) : 1.f;
   }
 
-  // The weights of half a fragment in units of the row, which are raised where they no longer reach.
+  // Divides the weights of half a fragment by the unit of the row, which is raised first if they would exceed 2^15.
+  // Returns what the earlier sums of the row must be multiplied by.
   template <int kCols>
   __device__ __forceinline__ float to_units(float (&x)[kCols][4], int half) {
     float largest = 0.f;

@@ -1,5 +1,5 @@
-// Kernels that work on rows, a warp each: packing rows for the walk, putting together what its splits left, and the
-// gradients of query, positive and scale, which need no similarities. C is the compute type.
+// Kernels that need no similarities: they pack rows for a walk, combine the results of its splits, and compute the
+// gradients of query, positive and scale, one warp for each row. The template parameter C is the compute type.
 #pragma once
 #include "cuda/launch.h"
 #include "reducer.cuh"
@@ -43,7 +43,7 @@ __device__ __forceinline__ C scale_at(const Problem& p, int64_t row) {
   return finite_or_nan((scale != nullptr ? scale[p.one_scale ? 0 : row] : C(1)) * static_cast<C>(p.factor));
 }
 
-// Whether key j is left out of the sum of query i.
+// Whether key j is excluded from the sum of query i: their ids are equal.
 __device__ __forceinline__ bool excluded(const Problem& p, int64_t i, int64_t j) {
   return p.row_id != nullptr && p.row_id[i] == p.col_id[j];
 }
@@ -54,7 +54,7 @@ __device__ __forceinline__ C warp_sum(C v) {
   return v;
 }
 
-// <a_row, b_row>, on all lanes.
+// <a_row, b_row>; every lane gets the result.
 template <class C>
 __device__ __forceinline__ C warp_dot(const Problem& p, const void* a, const void* b, int64_t row) {
   C sum = 0;
@@ -64,14 +64,14 @@ __device__ __forceinline__ C warp_dot(const Problem& p, const void* a, const voi
   return warp_sum(sum);
 }
 
-// What the rows of a matrix need to be copied in 16-byte pieces: rows of whole pieces, padded with zeros.
+// A copy of a matrix whose rows are padded with zeros to whole 16-byte pieces, as cp.async needs them.
 struct Packing {
   const void* from;
-  unsigned char* to;  // null: nothing to do
+  unsigned char* to;  // null: the rows of `from` can be read as they are
   int64_t rows;
 };
 
-// One thread for each piece; blockIdx.y is the matrix.
+// Each thread copies pieces; blockIdx.y is the matrix.
 __global__ void __launch_bounds__(kThreads)
     pack_rows(Packing query, Packing key, int64_t features, int element_bytes, int row_bytes) {
   const Packing p = blockIdx.y == 0 ? query : key;
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// pos, and lse and mean_key from the splits of a walk over the same rows.
+// Writes pos, and combines the splits of a walk to lse and mean_key.
 __global__ void __launch_bounds__(kThreads)
     finish_forward(Problem p, Outputs o, const float2* state, const float* sums, int splits) {
   const int lane = threadIdx.x % 32;
@@ -116,7 +116,8 @@ __global__ void __launch_bounds__(kThreads)
     if (o.sum_weight != nullptr) static_cast<float*>(o.sum_weight)[row] = sum;
   }
   if (o.mean_key == nullptr) return;
-  // Nothing in the sum: a mean of zero. An infinite sum leaves NaN: inf * 0.
+  // A row whose every column is excluded has a mean of 0. An infinite sum gives NaN (inf * 0), the value of exp(x -
+  // lse).
   const float share = softplus ? 1.f : sum == 0.f ? 0.f : 1.f / sum;
   for (int64_t d = lane; d < p.features; d += 32) {
     float mean = 0.f;
@@ -133,7 +134,8 @@ __device__ __forceinline__ void row_gradients(const Problem& p, const Gradients&
   const int lane = threadIdx.x % 32;
   const C scale = scale_at<C>(p, row);
   const C pos = g.grad_pos != nullptr ? static_cast<const C*>(g.grad_pos)[row] : C(0);
-  // A row with nothing in its sum passes nothing on, whatever a loss on top sends into it.
+  // A row whose every key is excluded has a constant lse = -inf: its gradients are 0, even where the loss on top sends
+  // NaN.
   const bool empty = static_cast<const C*>(g.lse)[row] == static_cast<C>(-kInfinity);
   const C lse = empty ? C(0) : static_cast<const C*>(g.grad_lse)[row];
   C along = 0;
@@ -152,8 +154,8 @@ __device__ __forceinline__ void row_gradients(const Problem& p, const Gradients&
   if (lane == 0) static_cast<C*>(g.scale)[row] = along * static_cast<C>(p.factor);
 }
 
-// The first blocks put together the gradients of key and bias (`splits` parts each; none in float64), the others make
-// those of the rows.
+// The first `key_blocks` blocks add up the `splits` parts of the gradients of key and bias (float64 has no such
+// blocks). The other blocks compute the gradients of the rows.
 template <class C>
 __global__ void __launch_bounds__(kThreads)
     finish_backward(Problem p, Gradients g, const float* sums, const float* extra, int splits, int64_t key_blocks) {

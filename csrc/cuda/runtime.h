@@ -1,4 +1,5 @@
-// CUDA's types for streams and errors: the real ones, or the emulator's stand-ins where kernels run on the CPU.
+// CUDA's types for streams and errors: those of the CUDA runtime, or stand-ins where the emulator runs kernels on the
+// CPU.
 #pragma once
 #ifdef FASTCL_EMULATED
 #include "emu_runtime.h"

@@ -1,4 +1,4 @@
-// The op `softplus_sum` on CUDA: from tensors to launches and back, as contrast_cuda.cpp.
+// The op `softplus_sum` on CUDA: allocates outputs and launches the kernels of launch.h, like contrast_cuda.cpp.
 #include "cuda/operands.h"
 
 namespace fastcl::cuda {

@@ -1,5 +1,5 @@
-// Tiles of rows in shared memory: how they get there and how tensor cores read them, as rows (similarities) and as
-// columns (the second product). Rows are 16-byte aligned in global memory and zero beyond their features.
+// Tiles of rows in shared memory: how they are copied there, and how tensor cores read them, as rows (similarities) and
+// as columns (the second product). In global memory, rows must be aligned to 16 bytes and zero beyond their features.
 #pragma once
 #include "element.cuh"
 
@@ -7,14 +7,15 @@ namespace fastcl::cuda {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 
-// The 16-byte chunk is xor-ed with the row, so that eight neighbouring rows lie in eight different bank groups.
+// The byte at which a 16-byte chunk of a row lies. The xor puts the same chunk of eight neighbouring rows into eight
+// different groups of banks.
 template <int kRowBytes>
 __device__ __forceinline__ int swizzle(int row, int chunk) {
   return row * kRowBytes + ((chunk ^ (row & 7)) << 4);
 }
 
-// Where a lane reads its row, 32 bytes at a time: piece i + 4 j of 32 bytes lies at at[i] + 128 j, which leaves four
-// numbers to compute and constants to add. `row` and `half` (of the 32 bytes) are the lane's own.
+// Where a lane reads its row, in pieces of 32 bytes. Piece i + 4 j lies at at[i] + 128 j: only four addresses are
+// computed, the rest are constants added to them. The lane reads 16-byte half `half` of each piece of row `row`.
 template <int kRowBytes>
 struct LanePieces {
   int at[4];
@@ -24,7 +25,8 @@ struct LanePieces {
   __device__ __forceinline__ int operator()(int piece) const { return at[piece & 3] + (piece >> 2) * 128; }
 };
 
-// Starts copying rows [first, first + kRows) of `count`; what lies outside arrives as zero.
+// Starts copying rows [first, first + kRows) of a matrix of `count` rows. Rows beyond the matrix, and bytes beyond
+// row_bytes, become zeros.
 template <int kRowBytes, int kRows>
 __device__ __forceinline__ void load_rows(unsigned char* tile, const void* matrix, int64_t first, int64_t count,
                                           int row_bytes) {
@@ -41,13 +43,14 @@ __device__ __forceinline__ void load_rows(unsigned char* tile, const void* matri
 #ifdef FAULT_SKIP_CHUNK
     if (chunk == kChunks - 1) continue;
 #endif
-    // row + r has the bits of row and those of r
+    // r is a multiple of kPass, above the bits of `row`: swizzle(row + r) is the swizzle of `row` xor that of r's low
+    // bits.
     cp_async16(tile + (to ^ ((r & 7) << 4)) + r * kRowBytes, r < left ? from : matrix, r < left ? 16 : 0);
     from = opaque(from + kPass * row_bytes);
   }
 }
 
-// How the lanes of a warp read tiles as operands; made once.
+// How the lanes of a warp read tiles as operands. Constructed once per kernel, to keep the addresses in registers.
 template <class E, int kRowBytes>
 struct Operands {
   static constexpr bool kShort = E::kBytes == 2;
@@ -61,8 +64,8 @@ struct Operands {
     ldmatrix_x4(a, rows + left(step));
   }
 
-  // acc[f] += (rows of fragment f) (rows of tile)^T. ldmatrix moves a 4-byte element as two 16-bit halves, which gives
-  // just the fragments of TF32.
+  // acc[f] += (rows of fragment f) (rows of tile)^T. ldmatrix moves 4-byte elements as two 16-bit halves, and the
+  // result has the layout of TF32 fragments.
   template <int kFrag, int kCols, class LeftOf>
   __device__ __forceinline__ void similarities(float (&acc)[kFrag][kCols][4], const unsigned char* tile,
                                                const LeftOf& left_of) const {
@@ -85,7 +88,7 @@ struct Operands {
     }
   }
 
-  // out[f] += weights[f] (rows of tile): the columns of the tile's matrix are the columns of the operand.
+  // out[f] += weights[f] (rows of tile).
   template <int kFrag, int kCols, int kOuts>
   __device__ __forceinline__ void weighted_sums(float (&out)[kFrag][kOuts][4], const float (&weights)[kFrag][kCols][4],
                                                 const unsigned char* tile) const {
@@ -104,9 +107,9 @@ struct Operands {
         }
       }
     } else {
-      // A lane has the weights of columns 2q and 2q + 1 of eight, and the product asks for columns q and q + 4. Any
-      // order of the columns will do that is the same on both sides: call 2q the q-th and 2q + 1 the (q + 4)-th.
-      // Reading every other row also meets every bank once.
+      // Of eight columns, a lane has the weights of columns 2q and 2q + 1, but the product takes columns q and q + 4.
+      // The order of the columns is free if both operands agree, so column 2q is taken as the q-th and 2q + 1 as the (q
+      // + 4)-th. Reading every other row this way also touches every bank once.
       UNROLL for (int s = 0; s < kCols; ++s) {
         typename E::Left left[kFrag];
         UNROLL for (int f = 0; f < kFrag; ++f) {
@@ -116,7 +119,7 @@ struct Operands {
           left[f] = E::left(a);
         }
         UNROLL for (int n = 0; n < kOuts; ++n) {
-          const int at = values(n) + group % 4 * 4;  // of the even row; the odd one's chunk differs in the last bit
+          const int at = values(n) + group % 4 * 4;  // of row 2q; the chunk of row 2q + 1 differs in its last bit: ^ 16
           const unsigned char* rows = tile + s * 8 * kRowBytes;
           const uint32_t b0 = load_shared(rows + at);
           const uint32_t b1 = load_shared(rows + (at ^ 16) + kRowBytes);

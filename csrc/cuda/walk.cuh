@@ -1,24 +1,26 @@
 // One walk over the similarity matrix, which is never stored: tiles of similarities become weights in registers, and
 // the weights may be multiplied with the columns (attention with V = K). Forward and backward are the same walk with
-// another reducer; what the splits leave is put together in finish.cuh.
+// different reducers. The kernels in rows.cuh combine the results of the splits.
 //
-// One block: kRows rows against one of gridDim.y runs of column tiles, in 4 warps of 16 * kFrag rows. Two tiles of
-// columns take turns in shared memory: one is copied while the other is multiplied.
+// One block has 4 warps of 16 * kFrag rows and walks kRows rows against one of gridDim.y runs of column tiles (a
+// split). Two tiles of columns take turns in shared memory: one is copied while the other is multiplied.
 #pragma once
 #include "reducer.cuh"
 
 namespace fastcl::cuda {
 
+// Sizes of the walk for element E, up to kDim features, with (kOut) or without sums of weight * column.
 template <class E, int kDim, bool kOut>
 struct Tile {
   static constexpr int kRowBytes = kDim * E::kBytes;
-  // 32 rows a warp halve the reads of the columns. Where sums over features take the registers, 16 must do.
+  // Fragments of 16 rows for each warp. Two halve the reads of the columns, if the registers have room beside the sums.
   static constexpr int kFrag = !E::kSplit && kDim <= (kOut || E::kBytes == 4 ? 64 : 128) ? 2 : 1;
   static constexpr int kRows = 16 * kFrag * kWarps;
   static constexpr int kColumns = kDim == 256 || (kOut && (kFrag == 2 || (E::kSplit && kDim == 128))) ? 32 : 64;
-  // Of a multiprocessor; 0 leaves the registers to the compiler, which then does best but for these.
+  // Blocks that must fit a multiprocessor together, which limits the registers. With one fragment the compiler chooses
+  // well without a limit (0).
   static constexpr int kMinBlocks = kFrag == 2 ? 2 : 0;
-  // Rows are read from shared memory once, or for every tile where they would take too many registers.
+  // Whether rows are read from shared memory once and kept in registers, or read again for every tile.
   static constexpr bool kKeepRows = !E::kSplit && kFrag * kRowBytes <= (kOut ? 256 : 512);
   template <class R>
   static constexpr int shared_bytes() {
@@ -50,7 +52,7 @@ __global__ void __launch_bounds__(kThreads, Tile<E, kDim, kOut>::kMinBlocks) wal
     load_rows<kRowBytes, kColumns>(column_tiles + (tile & 1) * kColumns * kRowBytes, p.column_data,
                                    static_cast<int64_t>(tile) * kColumns, p.columns, p.row_bytes);
   };
-  // What a thread knows of one column of a tile: read early, stored when the tile's turn comes.
+  // The reducer's word and the tag of one column, read from global memory a tile ahead and stored for the block later.
   Column word = R::outside();
   int tag = 0;
   const auto read_words = [&](int tile) {
@@ -109,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, Tile<E, kDim, kOut>::kMinBlocks) wal
 #if defined(FAULT_DIVERGE)
     if (warp != 1 || tile != begin) __syncthreads();
 #elif !defined(FAULT_NO_SYNC)
-    __syncthreads();  // this tile has landed for everybody, and everybody is done with the other half
+    __syncthreads();  // every thread sees this tile, and has finished reading the one that is overwritten next
 #endif
     if (tile + 1 < end) {
 #ifndef FAULT_WAR
@@ -142,7 +144,8 @@ __global__ void __launch_bounds__(kThreads, Tile<E, kDim, kOut>::kMinBlocks) wal
       }
     }
     if (tile + 1 == tiles) {
-      // What is beyond the last column must be taken out: times zeros an infinite row is NaN, and stays so with -inf.
+      // Overwrites the logits beyond the last column. Adding -inf would not do: an infinite row times the zeros of the
+      // padding is NaN.
 #ifdef FAULT_TAIL
       const int left = static_cast<int>(p.columns + 1 - static_cast<int64_t>(tile) * kColumns);
 #else
@@ -157,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, Tile<E, kDim, kOut>::kMinBlocks) wal
       }
     }
     if (ids) {
-      // Exclusions are rare: first only compare tags, and look at the ids themselves where some are equal.
+      // Exclusions are rare: tags are compared first, and ids only if a tag of the warp is equal.
       const int* tags = column_tags + (tile & 1) * kColumns + 2 * quad;
       bool meets = false;
       UNROLL for (int n = 0; n < kCols; ++n) {
@@ -165,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, Tile<E, kDim, kOut>::kMinBlocks) wal
           UNROLL for (int r = 0; r < 2 * kFrag; ++r) meets |= tags[n * 8 + c] == row_tag[r];
         }
       }
-      if (__any_sync(kAllLanes, meets)) {  // products need whole warps: no lane goes another way
+      if (__any_sync(kAllLanes, meets)) {  // all lanes take the same branch: the products that follow need whole warps
         UNROLL for (int n = 0; n < kCols; ++n) {
           UNROLL for (int c = 0; c < 2; ++c) {
             const int64_t j = static_cast<int64_t>(tile) * kColumns + n * 8 + 2 * quad + c;
@@ -198,7 +201,7 @@ __global__ void __launch_bounds__(kThreads, Tile<E, kDim, kOut>::kMinBlocks) wal
   }
 
   UNROLL for (int r = 0; r < 2 * kFrag; ++r) {
-    rows[r].finish();  // of all lanes together, whether their row exists or not
+    rows[r].finish();  // all lanes must call it, even those whose row does not exist
     if (row_of(r) >= p.rows) continue;
     const int64_t at = blockIdx.y * p.rows + row_of(r);
     if (quad == 0) rows[r].write(p, at);

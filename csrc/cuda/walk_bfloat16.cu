@@ -1,4 +1,4 @@
-// The walks of bfloat16.
+// Instantiates the walks of bfloat16.
 #include "walks.cuh"
 
 namespace fastcl::cuda {

@@ -1,4 +1,4 @@
-// The walks of float16.
+// Instantiates the walks of float16.
 #include "walks.cuh"
 
 namespace fastcl::cuda {

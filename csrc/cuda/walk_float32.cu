@@ -1,4 +1,4 @@
-// The walks of float32 by three TF32 products.
+// Instantiates the walks of float32 by three TF32 products.
 #include "walks.cuh"
 
 namespace fastcl::cuda {

@@ -1,4 +1,4 @@
-// The walks of float32 by one TF32 product.
+// Instantiates the walks of float32 by one TF32 product.
 #include "walks.cuh"
 
 namespace fastcl::cuda {

@@ -1,5 +1,5 @@
-// Makes the tables of walks, one for each element type in a file of its own (walk_*.cu), so that they compile side by
-// side.
+// Instantiates the table of walks of one element type. Each type has a file of its own (walk_*.cu), so that they
+// compile in parallel.
 #pragma once
 #include "walk.cuh"
 #include "walks.h"
