@@ -4,13 +4,13 @@ Only figures that compare with theirs are made so; everything else is ranked by 
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from fastcl.recsys import evaluate, frozen
-from fastcl.recsys.data import Cases, Scorer
+from fastcl.recsys import ContrastVAE, evaluate, frozen
+from fastcl.recsys.data import Cases, Histories, Scorer
 from fastcl.recsys.data.scoring import check_items
 
 
@@ -27,7 +27,12 @@ def full_ranking(model: Scorer, cases: Cases, counts: np.ndarray, k: tuple[int, 
     return {name: value for name, value in found.items() if name.startswith(("recall", "ndcg"))}
 
 
-def seen_at_zero(model: Any, cases: Cases, counts: np.ndarray, k: tuple[int, ...]) -> dict[str, float]:
+def logits(model: ContrastVAE, histories: Histories) -> torch.Tensor:
+    """float32 [B, I+2], inner products with every row of the table: padding, items, the mask token."""
+    return model.encode(histories) @ model.item.weight.T
+
+
+def seen_at_zero(model: ContrastVAE, cases: Cases, counts: np.ndarray, k: tuple[int, ...]) -> dict[str, float]:
     """recall@k and ndcg@k among all rows of the embedding table, padding and mask token too, where items of the
     history have score 0: above every candidate with a negative one.
     """
@@ -37,7 +42,7 @@ def seen_at_zero(model: Any, cases: Cases, counts: np.ndarray, k: tuple[int, ...
         for start in range(0, len(cases), 256):
             rows = np.arange(start, min(start + 256, len(cases)))
             history = cases.history.take(rows)
-            scores = model.logits(history)  # [B, I+2]
+            scores = logits(model, history)
             scores[np.repeat(np.arange(len(rows)), history.lengths), history.item] = 0.0
             target = scores.gather(1, torch.from_numpy(cases.target[rows])[:, None])
             rank = 1.0 + (scores > target).sum(1).double() + 0.5 * ((scores == target).sum(1) - 1)

@@ -1,7 +1,8 @@
 """How the packages of fastcl.recsys may know each other: data <- models, evaluation <- training <- serving <- reporting
-<- cli. Imports for type checkers count too."""
+<- cli; and no module knows itself through others. Imports for type checkers and inside functions count too."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import fastcl.recsys
@@ -25,8 +26,24 @@ def test_arrows_between_the_packages_point_down() -> None:
     assert wrong == set()
 
 
-def _known(file: Path) -> set[str]:
-    """The packages of fastcl.recsys that a file imports from, wherever in it."""
+def test_no_module_imports_itself_through_others() -> None:
+    modules = {_module(file): file for file in FOLDER.rglob("*.py")}
+    known = {
+        name: {other if other in modules else other.rpartition(".")[0] for other in _names(file)}
+        & (set(modules) - {name})
+        for name, file in modules.items()
+    }
+    assert "fastcl.recsys.models.losses" in known["fastcl.recsys.models.sasrec"]
+    TopologicalSorter(known).prepare()  # raises CycleError, which names the modules
+
+
+def _module(file: Path) -> str:
+    parts = ["fastcl", "recsys", *file.relative_to(FOLDER).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _names(file: Path) -> set[str]:
+    """What a file imports, wherever in it: modules, and names in modules."""
     names = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom):
@@ -34,5 +51,10 @@ def _known(file: Path) -> set[str]:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-    below = [name.split(".")[2] for name in names if name.startswith("fastcl.recsys.")]
+    return names
+
+
+def _known(file: Path) -> set[str]:
+    """The packages of fastcl.recsys that a file imports from."""
+    below = [name.split(".")[2] for name in _names(file) if name.startswith("fastcl.recsys.")]
     return {name for name in below if name in FLOOR}

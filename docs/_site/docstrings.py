@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 # A line that opens a list of arguments, or a paragraph with a bold first word.
-LISTS = {"Args:": "Arguments", "Returns:": "Returns", "Raises:": "Raises", "Yields:": "Yields"}
+LISTS = {"Args:": "Arguments", "Returns:": "Returns", "Raises:": "Raises", "Yields:": "Yields", "Settings:": "Settings"}
 HEADED = re.compile(r"^(Returns|Raises|Gradients|Errors|Autocast)(:| (?=[A-Z]\w+Error))")
 NAME = r'(?:\*{0,2}[A-Za-z_]\w*|"[\w-]+")'
 ITEM = re.compile(rf"^({NAME}(?:, {NAME})*): +(.*)$")

@@ -4,10 +4,8 @@ A page holds a line `<!-- generated: NAME -->`; what it stands for is written wh
 """
 
 import argparse
-import dataclasses
 import inspect
 import re
-import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 import fastcl
 from fastcl.recsys import MODELS
 from fastcl.recsys.cli.main import build_parser
+from fastcl.recsys.settings import settings_of, shortened
 
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.M)
 
@@ -81,46 +80,13 @@ def plain(text: str) -> str:
 def configs() -> str:
     parts = []
     for model_name, model in MODELS.items():
-        doc = inspect.getdoc(model.Config) or ""
-        defaults = {field.name: field.default for field in dataclasses.fields(model.Config)}
-        front, meanings = meaning_of_fields(doc, list(defaults))
-        types = typing.get_type_hints(model.Config)
         rows = [
-            [f"`{name}`", f"`{type_name(types[name])}`", f"`{shortened(repr(default))}`", meanings.get(name, "")]
-            for name, default in defaults.items()
+            [f"`{one.name}`", f"`{one.type}`", f"`{shortened(one.default)}`", plain(one.meaning)]
+            for one in settings_of(model.Config)
         ]
-        parts += [f"## `{model_name}`", f"`fastcl.recsys.{model.Config.__name__}`. {front}"]
+        parts += [f"## `{model_name}`", f"`fastcl.recsys.{model.Config.__name__}`. {plain(model.Config.__doc__ or '')}"]
         parts.append(table(["setting", "type", "default", "meaning"], rows))
     return "\n\n".join(parts)
-
-
-def type_name(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind).replace("typing.", "")
-
-
-def meaning_of_fields(doc: str, fields: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """What a docstring says in front, and in its lines `name, name: text`, by name; a line may go on with
-    `. other: text`.
-    """
-    one = "|".join(fields)
-    opens = re.compile(rf"(?:^|(?<=[.;] ))((?:{one})(?:, (?:{one}))*): ")
-    items = [""]
-    for line in doc.split("\n"):
-        if opens.match(line) or (not line.startswith(" ") and line[:1].isupper()):
-            items.append(line)
-        else:
-            items[-1] += f" {line.strip()}"
-    front, found = [], dict[str, str]()
-    for item in items:
-        text, *pairs = opens.split(item)
-        front.append(text)
-        for names, meaning in zip(pairs[::2], pairs[1::2], strict=True):
-            found |= dict.fromkeys(names.split(", "), plain(meaning))
-    return plain(" ".join(front)), found
-
-
-def shortened(default: str) -> str:
-    return default if len(default) < 60 else f"{default[:24].rpartition(',')[0]}, ... {default[-20:].partition(' ')[2]}"
 
 
 # One argument of each name, for calling any loss. Rows of different lengths: a loss that normalises cannot see them.

@@ -40,6 +40,16 @@ def one_of(choices: Iterable[str], name: str, value: str) -> None:
         raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
 
 
+def near(name: str, names: Sequence[str]) -> str:
+    """What to say of a name that is none of `names`: those that look like it, or all.
+
+    >>> near("dmi", ["dim", "heads"])
+    'did you mean dim?'
+    """
+    alike = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(alike)}?" if alike else f"expected one of {', '.join(names)}"
+
+
 def parse_settings(config: type, settings: Sequence[str]) -> dict[str, Any]:
     """["key=value", ...] -> {key: value in the type of the dataclass field}; ValueError for anything else.
 
@@ -57,9 +67,7 @@ def parse_settings(config: type, settings: Sequence[str]) -> dict[str, Any]:
         if not equals:
             raise ValueError(f"--set: expected key=value, got {setting!r}")
         if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(fields)}"
-            raise ValueError(f"--set: {config.__name__} has no field {key!r}; {hint}")
+            raise ValueError(f"--set: {config.__name__} has no field {key!r}; {near(key, fields)}")
         if key in parsed:
             raise ValueError(f"--set: expected each key once, got {key!r} twice")
         kind = typing.get_type_hints(config)[key]

@@ -108,8 +108,8 @@ def test_the_loss_is_cross_entropy_with_a_bias(loss):
     if loss == "softmax":
         expected = F.cross_entropy(logits[:, 1:], batch.target - 1)
     else:
-        drawn = logits[:, batch.drawn] + np.log(COUNT / 25)
-        drawn[batch.drawn == batch.target[:, None]] = -torch.inf
+        drawn = logits[:, batch.negative] + np.log(COUNT / 25)
+        drawn[batch.negative == batch.target[:, None]] = -torch.inf
         expected = (torch.cat([target[:, None], drawn], 1).logsumexp(1) - target).mean()
     torch.testing.assert_close(model.loss(batch), expected)
     model.loss(batch).backward()

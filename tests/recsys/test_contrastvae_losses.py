@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from contrastvae_twin import COUNT, MODES, binary_loss, embedded, histories, kl_by_hand, model, one_batch, through
 from torch.distributions import Normal, kl_divergence
 
-from benchmarks.paper_ranking import RANKINGS
+from benchmarks.paper_ranking import RANKINGS, logits
 from fastcl.recsys import Cases, Histories
 from fastcl.recsys.models.contrastvae.model import divergence, variational_dropout_kl
 from fastcl.recsys.models.contrastvae.rules import (
@@ -24,8 +24,8 @@ from fastcl.recsys.models.contrastvae.rules import (
     sampled,
     sampled_else_above,
 )
-from fastcl.recsys.models.contrastvae.views import RECONSTRUCTIONS
 from fastcl.recsys.models.layers import POSITIONS
+from fastcl.recsys.models.losses import ITEM_LOSSES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -255,9 +255,9 @@ def test_paper_code_ranks_seen_items_at_zero_and_the_two_extra_rows():
     data = Histories.from_lists([[1, 2], [3], [4, 5, 6]])
     cases = Cases(np.arange(3), data, np.array([7, 8, 9]))
     found = RANKINGS["paper-code"].evaluate(net, cases, np.ones(COUNT + 1, np.int64), (5, 20))
-    logits, ranks = net.logits(data), []
+    every, ranks = logits(net, data), []
     for row, seen in enumerate([[1, 2], [3], [4, 5, 6]]):
-        scores = logits[row].clone()
+        scores = every[row].clone()
         scores[seen] = 0.0
         order = scores.argsort(descending=True).tolist()
         ranks.append(order.index(int(cases.target[row])) + 1)
@@ -289,8 +289,8 @@ def test_sampled_reconstruction_estimates_the_full_softmax():
     hidden, table = torch.randn(6, 8), torch.randn(COUNT + 1, 8)
     target, bias = torch.randint(1, COUNT + 1, (6,)), torch.randn(COUNT)
     every = torch.arange(1, COUNT + 1)
-    full = RECONSTRUCTIONS["softmax"].loss(hidden, table, target, every, bias)
+    full = ITEM_LOSSES["softmax"].loss(hidden, table, target, every, bias)
     torch.testing.assert_close(full, F.cross_entropy(hidden @ table[1:].T + bias, target - 1))
-    torch.testing.assert_close(RECONSTRUCTIONS["sampled"].loss(hidden, table, target, every, bias), full)
-    some = RECONSTRUCTIONS["sampled"].loss(hidden, table, target, every.repeat(3)[:90], bias)
+    torch.testing.assert_close(ITEM_LOSSES["sampled"].loss(hidden, table, target, every, bias), full)
+    some = ITEM_LOSSES["sampled"].loss(hidden, table, target, every.repeat(3)[:90], bias)
     torch.testing.assert_close(some, full, atol=0.2, rtol=0.1)

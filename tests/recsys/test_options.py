@@ -1,13 +1,23 @@
-"""`--set key=value`: every type that a config's field may have, and a refusal by name for the others."""
+"""Settings of a model: `--set key=value` of every type that a field may have, what `help` tells of them, and a config
+beside keywords.
+"""
 
 import enum
-from dataclasses import dataclass, field
+import pydoc
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Optional
 
 import pytest
+import torch
 
+from fastcl.recsys import CLRecConfig, Items
 from fastcl.recsys.models import MODELS
+from fastcl.recsys.models.clrec.encoders import ENCODERS, FEATURES
+from fastcl.recsys.models.clrec.objectives import DUPLICATES, OBJECTIVES
+from fastcl.recsys.models.clrec.propensities import PROPENSITIES
+from fastcl.recsys.models.clrec.queues import SOURCES
 from fastcl.recsys.options import parse_settings
+from fastcl.recsys.settings import settings_of, shortened
 
 
 class Colour(enum.Enum):
@@ -100,3 +110,41 @@ def test_defaults_of_every_model_can_be_set(model: str) -> None:
     defaults = vars(MODELS[model].Config())
     texts = {k: ",".join(map(str, v)) if isinstance(v, tuple) else str(v) for k, v in defaults.items()}
     assert parse_settings(MODELS[model].Config, [f"{key}={text}" for key, text in texts.items()]) == defaults
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_help_tells_every_setting_with_its_type_default_and_meaning(model: str) -> None:
+    settings = settings_of(MODELS[model].Config)
+    assert [one.name for one in settings] == [field.name for field in fields(MODELS[model].Config)]
+    text = " ".join(pydoc.plain(pydoc.render_doc(MODELS[model])).replace("|", " ").split())
+    for one in settings:
+        assert one.meaning.endswith("."), one.name
+        assert f"{one.name}: {one.type} = {shortened(one.default)} {one.meaning}" in text
+
+
+ITEMS = Items(("a", "b", "c"))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_config_and_keywords_make_the_same_model(model: str) -> None:
+    kind = MODELS[model]
+    one, other = kind(ITEMS, kind.Config(dim=8), seed=3), kind(ITEMS, dim=8, seed=3)
+    assert one.config == other.config
+    assert all(torch.equal(x, other.state_dict()[name]) for name, x in one.state_dict().items())
+    with pytest.raises(
+        TypeError, match=rf"config: expected a {kind.Config.__name__} or keywords, got both \(dim, lr\)"
+    ):
+        kind(ITEMS, kind.Config(), dim=8, lr=0.1)
+    with pytest.raises(TypeError, match=f"config: expected {kind.Config.__name__}, got dict"):
+        kind(ITEMS, {"dim": 8})
+    with pytest.raises(TypeError, match=f"dmi: {kind.Config.__name__} has no such setting; did you mean dim"):
+        kind(ITEMS, dmi=8)
+
+
+def test_names_of_settings_are_those_of_the_tables() -> None:
+    named = {field.name: field.metadata["choices"] for field in fields(CLRecConfig)}
+    tables = {"encoder": ENCODERS, "objective": OBJECTIVES, "negatives_from": SOURCES, "features": FEATURES}
+    tables |= {"propensity": PROPENSITIES, "duplicates": DUPLICATES}
+    assert {name: list(table) for name, table in tables.items()} == {name: list(named[name]) for name in tables}
+    # What decides how many negatives a batch needs.
+    assert [name for name, objective in OBJECTIVES.items() if objective.queue] == ["clrec"]

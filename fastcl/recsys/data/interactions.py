@@ -245,5 +245,7 @@ def _ordered(log: Log, repeats: str) -> tuple[Interactions, np.ndarray]:
     counts = np.bincount(log.user[order], minlength=len(users))
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     histories = Histories(offsets, log.item[order] + 1, None if log.time is None else log.time[order])
-    report = describe(log.tally, histories, users, items, unsorted, log.look_missing)
+    report = describe(
+        log.tally, histories.lengths, histories.item, histories.time, users, items, unsorted, log.look_missing
+    )
     return Interactions(Items(items), users, histories, report), log.part[order]

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fastcl.recsys.data.reading import times
-
-if TYPE_CHECKING:
-    from fastcl.recsys.data.containers import Histories
 
 EXAMPLES = 5  # faults that are quoted in full; the others are counted only
 
@@ -158,16 +155,22 @@ class DataReport:
 
 
 def describe(
-    tally: Tally, log: Histories, users: tuple[str, ...], items: tuple[str, ...], unsorted: int, look_missing: int
+    tally: Tally,
+    lengths: np.ndarray,  # int64 [U], rows of each user
+    item: np.ndarray,  # int64 [N], the users' rows one behind the other, each in time order
+    times_: np.ndarray | None,  # [N]
+    users: tuple[str, ...],
+    items: tuple[str, ...],
+    unsorted: int,
+    look_missing: int,
 ) -> DataReport:
     """The report of a log in time order; what item features add comes in later, by `dataclasses.replace`."""
-    lengths, times_ = log.lengths, log.time
-    row = np.repeat(np.arange(len(log)), lengths)
+    row = np.repeat(np.arange(len(lengths)), lengths)
     same_user = row[1:] == row[:-1]
     tied = np.zeros(len(row), bool)
     if times_ is not None:
         tied[1:] = same_user & (times_[1:] == times_[:-1])
-    pair = row * (len(items) + 1) + log.item
+    pair = row * (len(items) + 1) + item
     order = np.argsort(pair, kind="stable")  # stable: within a pair the rows stay in time order
     again = pair[order[1:]] == pair[order[:-1]]
     twice = again & (times_[order[1:]] == times_[order[:-1]]) if times_ is not None else np.zeros(0, bool)
@@ -185,7 +188,7 @@ def describe(
         blank_lines=tally.blank_lines,
         cut_short=tally.cut_short,
         ties=int(tied.sum()),
-        tied_ends=int(tied[log.offsets[1:] - 1].sum()),
+        tied_ends=int(tied[lengths.cumsum() - 1].sum()),
         duplicates=int(twice.sum()),
         repeats=int(again.sum()),
         short_users=int((lengths < 3).sum()),

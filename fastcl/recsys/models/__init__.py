@@ -5,9 +5,12 @@ from typing import Any, TypeVar
 
 from fastcl.recsys.models.base import Model
 from fastcl.recsys.models.bert4rec import BERT4Rec, BERT4RecConfig
-from fastcl.recsys.models.clrec.model import CLRec, CLRecConfig
-from fastcl.recsys.models.contrastvae.model import ContrastVAE, ContrastVAEConfig
-from fastcl.recsys.models.multi_clrec.model import MultiCLRec, MultiCLRecConfig
+from fastcl.recsys.models.clrec.config import CLRecConfig
+from fastcl.recsys.models.clrec.model import CLRec
+from fastcl.recsys.models.contrastvae.config import ContrastVAEConfig
+from fastcl.recsys.models.contrastvae.model import ContrastVAE
+from fastcl.recsys.models.multi_clrec.config import MultiCLRecConfig
+from fastcl.recsys.models.multi_clrec.model import MultiCLRec
 from fastcl.recsys.models.sasrec import SASRec, SASRecConfig
 
 # Any: a model is made as MODEL(items, seed=..., **options), and `options` are the fields of its own Config.

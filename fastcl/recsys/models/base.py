@@ -2,6 +2,7 @@
 here.
 """
 
+import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.data.scoring import check_items, frozen, item_table
+from fastcl.recsys.settings import with_settings
 
 
 def inner_products(queries: Tensor, table: Tensor) -> Tensor:
@@ -28,7 +30,7 @@ def inner_products(queries: Tensor, table: Tensor) -> Tensor:
 
 class Model(nn.Module, ABC):
     """A sequential recommender: history vectors against item vectors. All its parameters exist after construction,
-    which is `Model(items, *, seed=0, **options)` with the fields of `Config` as options.
+    which is `Model(items, config=None, *, seed=0, **options)`: with a `Config`, or with its fields as keywords.
 
     docs/contribute/adding-a-model.md writes one from start to end.
     """
@@ -37,8 +39,14 @@ class Model(nn.Module, ABC):
     Config: ClassVar[type]
     # Names of the terms that `parts` gives; metrics.jsonl has the mean of each one where there are several.
     part_names: tuple[str, ...] = ("loss",)
-    # Which part of each batch `batches` gives, of how many: several processes share the batches out. For `batched`.
+    # (rank, world_size): `batches` yields only this process's slice of each batch. For `batched`.
     share: tuple[int, int] = (0, 1)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        config = cls.__dict__.get("Config")
+        if isinstance(config, type) and dataclasses.is_dataclass(config):
+            cls.__doc__ = with_settings(cls.__doc__, config)  # what `help` shows
 
     def __init__(self, items: Items, config: Any) -> None:
         super().__init__()

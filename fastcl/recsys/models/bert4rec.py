@@ -4,8 +4,7 @@ Transformer"): a Transformer that sees both sides of a click and learns to fill 
 The model only: config, encoding, losses, batches. Data, metrics and the training loop live in their own files.
 """
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,61 +13,48 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fastcl
 from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.models.base import Model
 from fastcl.recsys.models.batching import Packed, Spans, batch_count, batched, newest, pack, windows
-from fastcl.recsys.models.layers import GELU, Dropout, PostBlock
-from fastcl.recsys.options import above, at_least, between, one_of
+from fastcl.recsys.models.layers import GELU, Dropout, PostBlock, seeded, short_normal
+from fastcl.recsys.models.losses import ITEM_LOSSES
+from fastcl.recsys.options import above, at_least, between
+from fastcl.recsys.settings import check_choices, setting, settled
 
-
-def full_softmax(hidden: Tensor, table: Tensor, bias: Tensor, target: Tensor, drawn: Tensor) -> Tensor:
-    """The paper's loss (its Eq. 7 and 8): cross-entropy over the whole item table."""
-    return fastcl.linear_cross_entropy(hidden, table[1:], target - 1, bias=bias[1:])
-
-
-def sampled_softmax(hidden: Tensor, table: Tensor, bias: Tensor, target: Tensor, drawn: Tensor) -> Tensor:
-    """Softmax over the target and items drawn uniformly for the whole batch, each counting for I / samples others."""
-    others = bias[drawn] + math.log((len(table) - 1) / len(drawn))
-    return fastcl.sampled_softmax(
-        hidden,
-        F.embedding(target, table),
-        F.embedding(drawn, table),
-        ids=target,
-        negative_ids=drawn,
-        log_q=-bias[target],
-        negative_log_q=-others,
-    )
-
-
-LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]] = {
-    "softmax": full_softmax,
-    "sampled": sampled_softmax,
-}
+LOSSES = ("softmax", "sampled")
 
 
 @dataclass(frozen=True)
 class BERT4RecConfig:
-    """dim must be a multiple of heads; `batch` counts windows of at most max_len clicks (in serving, the mask token is
-    one of them).
+    """Settings of `BERT4Rec`."""
 
-    mask_rate: share of a window's clicks that are covered, at least one (the paper's best: 0.2 on ML-1M, 0.6 on
-        Beauty). last_only: share of the windows in which the newest click alone is covered, as in serving.
-    loss: "softmax" (all items) or "sampled" (`samples` items drawn uniformly a batch).
-    """
-
-    dim: int = 64
-    blocks: int = 2
-    heads: int = 2
-    max_len: int = 50
-    dropout: float = 0.2
-    attention_dropout: float = 0.2
-    batch: int = 64
-    mask_rate: float = 0.2
-    last_only: float = 0.1
-    loss: str = "softmax"
-    samples: int = 512
-    lr: float = 1e-3
+    dim: int = setting(64, "Width of the item vectors and of every layer; a multiple of heads.")
+    blocks: int = setting(2, "Number of Transformer blocks.")
+    heads: int = setting(2, "Attention heads of each block.")
+    max_len: int = setting(
+        50,
+        """Clicks of a window, at least 2. When serving, the mask token behind the newest max_len - 1 clicks is one of
+        them.""",
+    )
+    dropout: float = setting(0.2, "Dropout rate of embeddings and blocks.")
+    attention_dropout: float = setting(0.2, "Dropout rate of the attention weights.")
+    batch: int = setting(64, "Windows in a batch.")
+    mask_rate: float = setting(
+        0.2,
+        """Share of a window's clicks that are covered by the mask token, at least one click. The paper's best are 0.2
+        on MovieLens-1M and 0.6 on Amazon Beauty.""",
+    )
+    last_only: float = setting(
+        0.1, "Share of the windows in which only the newest click is covered, which is what serving asks for."
+    )
+    loss: str = setting(
+        "softmax",
+        """Training loss. "softmax": cross-entropy over all items, as in the paper. "sampled": cross-entropy over the
+        target and `samples` items.""",
+        LOSSES,
+    )
+    samples: int = setting(512, 'Items that loss "sampled" draws for each batch, uniformly.')
+    lr: float = setting(1e-3, "Learning rate of the first step.")
 
     def __post_init__(self) -> None:
         for name in ("dim", "blocks", "heads", "batch", "samples"):
@@ -81,7 +67,7 @@ class BERT4RecConfig:
         for name in ("mask_rate", "last_only"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name}: expected a share from 0 to 1, got {getattr(self, name)}")
-        one_of(LOSSES, "loss", self.loss)
+        check_choices(self)
         if self.dim % self.heads:
             raise ValueError(f"dim: expected a multiple of heads={self.heads}, got {self.dim}")
 
@@ -91,7 +77,7 @@ class Batch(NamedTuple):
     item: Tensor  # int64 [n], the mask token where covered
     covered: Tensor  # int64 [m], which of the n are, rising
     target: Tensor  # int64 [m], the items under the cover
-    drawn: Tensor  # int64 [samples], items for the sampled loss
+    negative: Tensor  # int64 [samples], items for the sampled loss; [0] for a loss that reads none
 
 
 class BERT4Rec(Model):
@@ -106,8 +92,8 @@ class BERT4Rec(Model):
 
     Args:
         items: the item table; the ids outside belong to it.
+        config: the settings, or none and the settings as keywords (`options`).
         seed: of the initial weights.
-        options: fields of `BERT4RecConfig`.
 
     >>> from fastcl.recsys import BERT4Rec, Histories, Items
     >>> model = BERT4Rec(Items(ids=("a", "b", "c")), dim=8, seed=0)
@@ -118,12 +104,11 @@ class BERT4Rec(Model):
     name = "bert4rec"
     Config = BERT4RecConfig
 
-    def __init__(self, items: Items, *, seed: int = 0, **options: Any) -> None:
-        config = BERT4RecConfig(**options)
+    def __init__(self, items: Items, config: BERT4RecConfig | None = None, *, seed: int = 0, **options: Any) -> None:
+        config = settled(BERT4RecConfig, config, options)
         super().__init__(items, config)
         self.mask = len(items) + 1
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self.item = nn.Embedding(len(items) + 2, config.dim, padding_idx=PAD)
             self.position = nn.Embedding(config.max_len, config.dim)
             self.norm = nn.LayerNorm(config.dim, eps=1e-12)
@@ -133,14 +118,8 @@ class BERT4Rec(Model):
                 for _ in range(config.blocks)
             )
             self.head = nn.Sequential(nn.Linear(config.dim, config.dim), GELU(), nn.LayerNorm(config.dim, eps=1e-12))
-            for module in self.modules():
-                if isinstance(module, nn.Linear | nn.Embedding):
-                    nn.init.normal_(module.weight, std=0.02)
-                if isinstance(module, nn.Linear):
-                    nn.init.zeros_(module.bias)
+            short_normal(self)
         self.bias = nn.Parameter(torch.zeros(len(items) + 1))
-        with torch.no_grad():
-            self.item.weight[PAD] = 0.0
 
     def forward(self, item: Tensor, clicks: Packed) -> Tensor:
         """item [n] -> the state of each click, [n, D]."""
@@ -165,21 +144,23 @@ class BERT4Rec(Model):
 
     def loss(self, batch: Batch) -> Tensor:
         hidden = self.head(self(batch.item, batch.clicks)[batch.covered])
-        return LOSSES[self.config.loss](hidden, self.item.weight[:-1], self.bias, batch.target, batch.drawn)
+        loss = ITEM_LOSSES[self.config.loss].loss
+        return loss(hidden, self.item.weight[:-1], batch.target, batch.negative, self.bias[1:])
 
     def steps(self, train: Histories) -> int:
         return batch_count(self._windows(train), self.config.batch)
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         """One epoch: every window once, newly covered."""
+        draw = ITEM_LOSSES[self.config.loss].negatives(train, len(self.items), self.config.samples, rng)
         for spans in batched(self._windows(train), self.config.batch, rng, self.share):
             clicks = pack(spans, self.device)
             covered = np.flatnonzero(cover(clicks, self.config.mask_rate, self.config.last_only, rng))
             item = train.item[clicks.source]
             target = item[covered]
             item[covered] = self.mask
-            drawn = rng.integers(1, len(self.items) + 1, self.config.samples)
-            yield Batch(clicks, *(self.tensor(array) for array in (item, covered, target, drawn)))
+            negative = draw(spans.row)
+            yield Batch(clicks, *(self.tensor(array) for array in (item, covered, target, negative)))
 
     def _windows(self, histories: Histories) -> Spans:
         return windows(histories, self.config.max_len - 1)

@@ -5,22 +5,19 @@ The model only: config, encoding, losses, batches. Data, metrics and the trainin
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fastcl
 from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.models.base import Model
 from fastcl.recsys.models.batching import (
     Packed,
     Spans,
-    Unclicked,
     batch_count,
     batched,
     log_shares,
@@ -28,45 +25,47 @@ from fastcl.recsys.models.batching import (
     pack,
     windows,
 )
-from fastcl.recsys.models.layers import POSITIONS, CausalBlock, Dropout
-from fastcl.recsys.options import above, at_least, between, one_of
+from fastcl.recsys.models.layers import POSITIONS, CausalBlock, Dropout, seeded, short_normal
+from fastcl.recsys.models.losses import ITEM_LOSSES
+from fastcl.recsys.options import above, at_least, between
+from fastcl.recsys.settings import check_choices, setting, settled
 
-
-def full_softmax(hidden: Tensor, table: Tensor, target: Tensor, negative: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Cross-entropy over the whole item table; bias [I] joins the logits."""
-    return fastcl.linear_cross_entropy(hidden, table[1:], target - 1, bias=bias)
-
-
-def binary(hidden: Tensor, table: Tensor, target: Tensor, negative: Tensor, bias: Tensor) -> Tensor:
-    """The paper's loss (its Eq. 6): -log sigmoid(target) - log(1 - sigmoid(negative)), one unclicked item a click."""
-    up = (hidden * F.embedding(target, table)).sum(-1) + bias[target - 1]
-    down = (hidden * F.embedding(negative, table)).sum(-1) + bias[negative - 1]
-    return (F.softplus(-up) + F.softplus(down)).mean()
-
-
-LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]] = {"softmax": full_softmax, "bce": binary}
+LOSSES = ("softmax", "bce")
 
 
 @dataclass(frozen=True)
 class SASRecConfig:
-    """dim must be a multiple of heads; `batch` counts windows of at most max_len clicks; loss is "softmax" or "bce".
+    """Settings of `SASRec`."""
 
-    positions: counted from the "oldest" click of a window, so that every step of training serves a history of that
-        length, or from the "newest", as the paper has it.
-    debias: adds debias * log(share of the train clicks) to the logits in training alone, so that this part of an
-        item's popularity need not be learned and is left out of the scores (logit adjustment, Menon et al. 2021).
-    """
-
-    dim: int = 64
-    blocks: int = 2
-    heads: int = 2
-    max_len: int = 50
-    positions: str = "oldest"
-    dropout: float = 0.2
-    batch: int = 128
-    loss: str = "softmax"
-    debias: float = 0.0
-    lr: float = 1e-3
+    dim: int = setting(64, "Width of the item vectors and of every layer; a multiple of heads.")
+    blocks: int = setting(2, "Number of Transformer blocks.")
+    heads: int = setting(2, "Attention heads of each block.")
+    max_len: int = setting(
+        50,
+        """Clicks of a history that the model reads: the newest ones when serving. Training cuts longer histories into
+        windows of at most this many clicks.""",
+    )
+    positions: str = setting(
+        "oldest",
+        """Which end of a window its positions are counted from. "oldest": the n-th click of every window has the same
+        position, so that each step of training serves a history of that length. "newest": the last click always has the
+        same position, as in the paper.""",
+        POSITIONS,
+    )
+    dropout: float = setting(0.2, "Dropout rate of embeddings and blocks.")
+    batch: int = setting(128, "Windows in a batch.")
+    loss: str = setting(
+        "softmax",
+        """Training loss. "softmax": cross-entropy over all items. "bce": binary cross-entropy of the next item against
+        one item that the user never clicked, as in the paper.""",
+        LOSSES,
+    )
+    debias: float = setting(
+        0.0,
+        """Strength of logit adjustment (Menon et al. 2021). Training adds debias * log(share of the train clicks) to
+        each item's logit and scoring does not, so that the scores leave out this part of an item's popularity.""",
+    )
+    lr: float = setting(1e-3, "Learning rate of the first step.")
 
     def __post_init__(self) -> None:
         for name in ("dim", "blocks", "heads", "max_len", "batch"):
@@ -74,8 +73,7 @@ class SASRecConfig:
         between(0.0, 1.0, "dropout", self.dropout)
         above(0.0, "lr", self.lr)
         between(0.0, math.inf, "debias", self.debias)
-        one_of(POSITIONS, "positions", self.positions)
-        one_of(LOSSES, "loss", self.loss)
+        check_choices(self)
         if self.dim % self.heads:
             raise ValueError(f"dim: expected a multiple of heads={self.heads}, got {self.dim}")
 
@@ -97,8 +95,8 @@ class SASRec(Model):
 
     Args:
         items: the item table; the ids outside belong to it.
+        config: the settings, or none and the settings as keywords (`options`).
         seed: of the initial weights.
-        options: fields of `SASRecConfig`.
 
     >>> from fastcl.recsys import Histories, Items, SASRec
     >>> model = SASRec(Items(ids=("a", "b", "c")), dim=8, seed=0)
@@ -110,11 +108,10 @@ class SASRec(Model):
     Config = SASRecConfig
     bias: Tensor  # [I], joins the logits of the loss; set by `batches`
 
-    def __init__(self, items: Items, *, seed: int = 0, **options: Any) -> None:
-        config = SASRecConfig(**options)
+    def __init__(self, items: Items, config: SASRecConfig | None = None, *, seed: int = 0, **options: Any) -> None:
+        config = settled(SASRecConfig, config, options)
         super().__init__(items, config)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self.item = nn.Embedding(len(items) + 1, config.dim, padding_idx=PAD)
             self.position = nn.Embedding(config.max_len, config.dim)
             self.dropout = Dropout(config.dropout)
@@ -122,13 +119,7 @@ class SASRec(Model):
                 CausalBlock(config.dim, config.heads, config.dropout) for _ in range(config.blocks)
             )
             self.norm = nn.LayerNorm(config.dim)
-            for module in self.modules():
-                if isinstance(module, nn.Linear | nn.Embedding):
-                    nn.init.normal_(module.weight, std=0.02)
-                if isinstance(module, nn.Linear):
-                    nn.init.zeros_(module.bias)
-        with torch.no_grad():
-            self.item.weight[PAD] = 0.0
+            short_normal(self)
         self.register_buffer("bias", torch.zeros(len(items)), persistent=False)
 
     def forward(self, item: Tensor, clicks: Packed) -> Tensor:
@@ -149,7 +140,8 @@ class SASRec(Model):
 
     def loss(self, batch: Batch) -> Tensor:
         hidden = self(batch.item, batch.clicks)
-        return LOSSES[self.config.loss](hidden, self.item.weight, batch.target, batch.negative, self.bias)
+        loss = ITEM_LOSSES[self.config.loss].loss
+        return loss(hidden, self.item.weight, batch.target, batch.negative, self.bias)
 
     def steps(self, train: Histories) -> int:
         return batch_count(windows(train, self.config.max_len), self.config.batch)
@@ -157,11 +149,10 @@ class SASRec(Model):
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         """One epoch."""
         self.bias.copy_(self.config.debias * log_shares(train, len(self.items)).to(self.device))
-        unclicked = Unclicked(train, len(self.items)) if LOSSES[self.config.loss] is binary else None
+        draw = ITEM_LOSSES[self.config.loss].negatives(train, len(self.items), 0, rng)
         for spans in batched(windows(train, self.config.max_len), self.config.batch, rng, self.share):
             clicks, item = self._clicks(train, spans._replace(stop=spans.stop - 1))
-            row = spans.row[clicks.row.numpy(force=True)]
-            negative = np.zeros(0, np.int64) if unclicked is None else unclicked.draw(row, rng)
+            negative = draw(spans.row[clicks.row.numpy(force=True)])
             yield Batch(clicks, item, self.tensor(train.item[clicks.source + 1]), self.tensor(negative))
 
     def _clicks(self, histories: Histories, spans: Spans) -> tuple[Packed, Tensor]:

@@ -2,14 +2,12 @@
 Transformer of its public tables.
 
 Networks only: from items and packed clicks to vectors. Similarity, losses, queues and batches are the model's, in
-clrec.py.
+model.py.
 """
-
-from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +15,8 @@ from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.models.batching import TOGETHER, Packed, Spans, prefixes, windows
+from fastcl.recsys.models.clrec.config import CLRecConfig
 from fastcl.recsys.models.layers import CausalBlock, Dropout, MultiAtt, WeightedHeads
-
-SHORT = 0.02  # standard deviation of an embedding at the start
-
-if TYPE_CHECKING:
-    from fastcl.recsys.models.clrec.model import CLRecConfig
 
 
 class ItemEncoder(nn.Module):
@@ -98,10 +92,6 @@ class UserEncoder(nn.Module, ABC):
         self.dropout = Dropout(config.dropout)
 
     @staticmethod
-    def check(config: CLRecConfig) -> None:
-        """Refuses options that this encoder cannot have."""
-
-    @staticmethod
     @abstractmethod
     def spans(histories: Histories, length: int) -> Spans:
         """Of at most `length` clicks; a target follows the newest one of each."""
@@ -164,11 +154,6 @@ class Transformer(UserEncoder):
         self.norm = nn.LayerNorm(config.dim)
 
     @staticmethod
-    def check(config: CLRecConfig) -> None:
-        if config.dim % config.heads:
-            raise ValueError(f"dim: expected a multiple of heads={config.heads}, got {config.dim}")
-
-    @staticmethod
     def spans(histories: Histories, length: int) -> Spans:
         cut = windows(histories, length)
         return cut._replace(stop=cut.stop - 1)  # what follows the newest click is its target
@@ -189,19 +174,3 @@ class Transformer(UserEncoder):
 
 
 ENCODERS: dict[str, type[UserEncoder]] = {"pooling": Pooling, "sasrec": Transformer}
-
-
-def initialise(model: nn.Module) -> None:
-    """Normal everywhere (appendix B.2), so that normalised vectors start evenly spread over the sphere; biases zero.
-
-    Embeddings start short, as Glorot's rule has it for tables of some thousand rows: a step of the optimiser then turns
-    a vector further, and rarely clicked items learn in fewer epochs.
-    """
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if name.endswith("bias"):
-                nn.init.zeros_(parameter)
-            elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
-                nn.init.normal_(parameter, std=SHORT)
-            elif not isinstance(module, nn.LayerNorm):
-                nn.init.xavier_normal_(parameter)

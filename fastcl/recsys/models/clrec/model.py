@@ -1,15 +1,12 @@
 """CLRec (Zhou et al. 2021, "Contrastive Learning for Debiased Candidate Generation in Large-Scale Recommender
 Systems"), single queue.
 
-The model only, after the paper's Appendix B: config, loss, batches. Its encoders are a table in encoders.py, the
-losses it is compared with in objectives.py, their propensities in propensities.py, its queue is
-`fastcl.NegativeQueue`; data, metrics and the training loop live in their own files.
+The model only, after the paper's Appendix B: encoding, loss, batches. Its settings are in config.py, its encoders are a
+table in encoders.py, the losses it is compared with in objectives.py, their propensities in propensities.py; its queue
+is `fastcl.NegativeQueue`.
 """
 
-import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,120 +18,17 @@ from fastcl.momentum import momentum_update
 from fastcl.negatives import NegativeQueue
 from fastcl.ops import absent
 from fastcl.recsys.data import Histories, Items
-from fastcl.recsys.data.reading.times import unit_of
 from fastcl.recsys.models.base import Model
 from fastcl.recsys.models.batching import Packed, Spans, batch_count, batched, log_shares, newest, pack, time_buckets
-from fastcl.recsys.models.clrec.encoders import ENCODERS, FEATURES, ItemEncoder, UserEncoder, initialise
-from fastcl.recsys.models.clrec.objectives import DUPLICATES, OBJECTIVES, Pairs, draw
+from fastcl.recsys.models.clrec.config import CLRecConfig
+from fastcl.recsys.models.clrec.encoders import ENCODERS, FEATURES, ItemEncoder, UserEncoder
+from fastcl.recsys.models.clrec.objectives import OBJECTIVES, Pairs, draw
 from fastcl.recsys.models.clrec.propensities import PROPENSITIES
 from fastcl.recsys.models.clrec.queues import SOURCES, follower
-from fastcl.recsys.models.clrec.tasks import TASKS, Later, later, pick, u2u
-from fastcl.recsys.options import above, at_least, between, one_of
-
-_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
-# Seconds of a unit, as fractions so that cuts of whole days stay whole; and what the units of dates are called.
-UNITS = {
-    **{name: Fraction(1, 10**digits) for name, digits in (("millisecond", 3), ("microsecond", 6), ("nanosecond", 9))},
-    **{"second": Fraction(1), "minute": Fraction(60), "hour": Fraction(3600), "day": Fraction(86400)},
-}
-GUESSED = {"s": "second", "ms": "millisecond", "us": "microsecond", "ns": "nanosecond"}
-
-
-def cuts_in(unit: str, seconds: Sequence[float]) -> list[float]:
-    """Limits of time buckets in one of UNITS."""
-    return [float(Fraction(cut) / UNITS[unit]) for cut in seconds]
-
-
-def check_unit(train: Histories, unit: str, cuts: Sequence[float]) -> None:
-    """Warns where there are times and cuts, and the times look like those of another unit."""
-    guess = None if train.time is None or not cuts else unit_of(train.time)
-    if guess is not None and GUESSED[guess] != unit:
-        warnings.warn(f"time_unit: times look like {GUESSED[guess]}s, got {unit!r}", stacklevel=3)
-
-
-@dataclass(frozen=True)
-class CLRecConfig:
-    """The paper's production model; the others it compares are a few options away.
-
-    encoder: "pooling", the paper's, or "sasrec", the Transformer of its public tables (there with lr 5e-3, max_len 50
-        and more dropout).
-    objective: "clrec", or a loss that the paper compares with: "sampled_softmax" (`negatives` items drawn by their
-        clicks, with log q), "negative_sampling" (`samples` drawn for each pair by clicks ** 0.75, binary decisions),
-        "shared_negatives" (`negatives` of those for all pairs), "full_softmax", "ipw" (that, weighted by 1 / q(y|x)).
-    tasks: "u2i", the next click, or "u2i,u2u": beside it, telling a user's later clicks (up to nine) from other users',
-        by their vectors and with a queue of its own, which holds vectors unless negatives_from is "batch".
-    heads: with "sasrec" dim must be a multiple of it. hidden: width of the attention MLP ("pooling"). blocks: depth
-        ("sasrec"). max_len: 20, as in the paper's production code.
-    batch: spans a batch. With "pooling" a span is a (history, next click) pair; with "sasrec" it is a window of at most
-        max_len clicks, each of which predicts the next one.
-    negatives: the newest so many clicks, those of the batch among them: the queue fills up what a batch has too few.
-    negatives_from: beside the batch, a queue of the "ids" of earlier positives, encoded again each step so that they
-        learn too (the paper's variant b, which it uses for u2i), or of their "vectors" (c: faster where features are
-        costly to encode; only the batch then pushes items away from users); "batch" has none beside it (a).
-    momentum: above 0, queued vectors come from encoders that follow the trained ones, momentum old + (1 - momentum)
-        new each step (MoCo, He et al. 2020, has 0.999; here the batch's own positives still learn).
-    features: of items, used "everywhere", or for "clicks" alone, not for targets and negatives (the paper's Table 6).
-    propensity: of "ipw", "popularity" (q is the item's share of the clicks) or "learned" (a small multinomial model of
-        the click before, trained alongside); for a module of your own, set `model.propensity`. weight_limit: the
-        largest weight of a pair, 1 being that of equal propensities.
-    duplicates: "keep" leaves further clicks of the positive's item in the sum, as the paper and its Theorem 1 have it,
-        and only the clicks of the same window out of it; "exclude" leaves out the clicks of the positive's item.
-    time_cuts: rising limits of the time buckets ("pooling"), in seconds (a minute to four years); empty for data
-        without times. time_unit: of the data's times: "second", "millisecond", "microsecond", "nanosecond", "minute",
-        "hour" or "day".
-    """
-
-    encoder: str = "pooling"
-    objective: str = "clrec"
-    tasks: tuple[str, ...] = ("u2i",)
-    dim: int = 64
-    heads: int = 4
-    hidden: int = 64
-    blocks: int = 2
-    max_len: int = 20
-    dropout: float = 0.2
-    batch: int = 256
-    negatives: int = 2560
-    negatives_from: str = "ids"
-    momentum: float = 0.0
-    features: str = "everywhere"
-    samples: int = 64
-    propensity: str = "popularity"
-    weight_limit: float = 10.0
-    temperature: float = 0.07
-    duplicates: str = "keep"
-    lr: float = 3e-3
-    time_cuts: tuple[float, ...] = (
-        *(_MINUTE, 5 * _MINUTE, 15 * _MINUTE, _HOUR, 4 * _HOUR, 12 * _HOUR),
-        *(_DAY, 2 * _DAY, 4 * _DAY, 7 * _DAY, 14 * _DAY, 30 * _DAY),
-        *(60 * _DAY, 120 * _DAY, 240 * _DAY, 365 * _DAY, 730 * _DAY, 1461 * _DAY),
-    )
-    time_unit: str = "second"
-
-    def __post_init__(self) -> None:
-        one_of(ENCODERS, "encoder", self.encoder)
-        one_of(OBJECTIVES, "objective", self.objective)
-        if self.tasks not in TASKS:
-            raise ValueError(f"tasks: expected u2i or u2i,u2u, got {','.join(self.tasks) or 'none'}")
-        one_of(SOURCES, "negatives_from", self.negatives_from)
-        one_of(FEATURES, "features", self.features)
-        one_of(PROPENSITIES, "propensity", self.propensity)
-        for name in ("dim", "heads", "hidden", "blocks", "max_len", "batch", "samples"):
-            at_least(1, name, getattr(self, name))
-        queued = self.negatives_from != "batch" and (OBJECTIVES[self.objective].queue or "u2u" in self.tasks)
-        at_least(self.batch + 1 if queued else 1, "negatives", self.negatives)
-        for name in ("dropout", "momentum"):
-            between(0.0, 1.0, name, getattr(self, name))
-        if self.momentum and not (queued and ("u2u" in self.tasks or self.negatives_from == "vectors")):
-            raise ValueError(f"momentum: expected 0 where no vectors are queued, got {self.momentum}")
-        for name in ("temperature", "weight_limit", "lr"):
-            above(0.0, name, getattr(self, name))
-        one_of(DUPLICATES, "duplicates", self.duplicates)
-        if list(self.time_cuts) != sorted(set(self.time_cuts)):
-            raise ValueError(f"time_cuts: expected rising limits, got {self.time_cuts}")
-        one_of(UNITS, "time_unit", self.time_unit)
-        ENCODERS[self.encoder].check(self)
-
+from fastcl.recsys.models.clrec.tasks import Later, later, pick, u2u
+from fastcl.recsys.models.clrec.times import check_unit, cuts_in
+from fastcl.recsys.models.layers import glorot_normal, seeded
+from fastcl.recsys.settings import settled
 
 _NONE = absent(torch.int64)
 
@@ -164,8 +58,8 @@ class CLRec(Model):
 
     Args:
         items: the item table with its features; the ids outside belong to it.
+        config: the settings, or none and the settings as keywords (`options`).
         seed: of the initial weights.
-        options: fields of `CLRecConfig`.
 
     >>> from fastcl.recsys import CLRec, Histories, Items
     >>> model = CLRec(Items(ids=("a", "b", "c")), dim=8, seed=0)
@@ -177,15 +71,14 @@ class CLRec(Model):
     Config = CLRecConfig
     log_share: Tensor  # [I], log of each item's share of the train clicks; set by `batches`
 
-    def __init__(self, items: Items, *, seed: int = 0, **options: Any) -> None:
-        config = CLRecConfig(**options)
+    def __init__(self, items: Items, config: CLRecConfig | None = None, *, seed: int = 0, **options: Any) -> None:
+        config = settled(CLRecConfig, config, options)
         super().__init__(items, config)
         self.objective = OBJECTIVES[config.objective]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self.item = ItemEncoder(items, config.dim)
             self.user = ENCODERS[config.encoder](config)
-            initialise(self)
+            glorot_normal(self)
             self.propensity = PROPENSITIES[config.propensity](len(items)) if self.objective.weighs else None
         learns = self.propensity is not None and any(True for _ in self.propensity.parameters())
         names = (*config.tasks, *(["propensity"] if learns else []))

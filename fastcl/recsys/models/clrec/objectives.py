@@ -1,13 +1,11 @@
 """The losses CLRec is compared with (Zhou et al. 2021, sections 2.2 and B.3), and where its own negatives come from: in
 tables by name.
 
-Functions of encoded (history, next click) pairs; encoders, queues and batches are the model's, in clrec.py.
+Functions of encoded (history, next click) pairs; encoders, queues and batches are the model's, in model.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,9 +13,7 @@ from torch import Tensor
 
 import fastcl
 from fastcl.negatives import Evicted
-
-if TYPE_CHECKING:
-    from fastcl.recsys.models.clrec.model import CLRecConfig
+from fastcl.recsys.models.clrec.config import CLRecConfig
 
 
 class Pairs(NamedTuple):

@@ -1,7 +1,7 @@
 """Where CLRec's negatives from earlier batches come from (Zhou et al. 2021, Fig. 1), in a table by name: nowhere (a),
 a queue of items that are encoded again each step (b), a queue of vectors kept as they were (c).
 
-Queues only; what is pushed, and when, is the model's, in clrec.py.
+Queues only; what is pushed, and when, is the model's, in model.py.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """CLRec's second task (Zhou et al. 2021, appendix B.4): u2u, which tells a user's later clicks from those of others.
 
 How the later sequences are cut and the task's loss; encoding them and queueing their vectors is the model's, in
-clrec.py.
+model.py.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,6 @@ from fastcl.recsys.data import Histories
 from fastcl.recsys.models.batching import Packed, Spans
 
 LONGEST = 9  # clicks of a later sequence: "less than ten"
-TASKS = (("u2i",), ("u2i", "u2u"))  # serving recommends items, so u2i is never left out
 
 
 class Later(NamedTuple):

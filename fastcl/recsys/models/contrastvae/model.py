@@ -1,12 +1,11 @@
 """ContrastVAE (Wang et al. 2022, "ContrastVAE: Contrastive Variational AutoEncoder for Sequential Recommendation"):
 a variational Transformer over a click history, trained on two views of it that are held together by a contrast.
 
-The model only: config, encoders and decoder, losses, batches. Augmentations, reconstruction losses and contrasts are
-tables in views.py; what the authors' program does otherwise is in rules.py.
+The model only: encoders and decoder, losses, batches. Its settings are in config.py; augmentations and contrasts are
+tables in views.py, reconstruction losses in models/losses.py; what the authors' program does otherwise is in rules.py.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,79 +14,13 @@ from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.models.base import Model
-from fastcl.recsys.models.batching import Packed, Spans, Unclicked, batch_count, batched, log_shares, newest, pack
+from fastcl.recsys.models.batching import Packed, Spans, batch_count, batched, log_shares, newest, pack
+from fastcl.recsys.models.contrastvae.config import ALPHAS, VARIATIONAL, ContrastVAEConfig
 from fastcl.recsys.models.contrastvae.rules import CLEAN, RULES, Sampler, packed
-from fastcl.recsys.models.contrastvae.views import CONTRASTS, RECONSTRUCTIONS, SEQUENCE
-from fastcl.recsys.models.layers import POSITIONS, Dropout, PostBlock
-from fastcl.recsys.options import above, at_least, between, one_of
-
-# Second views that need no other sequence: another pass with other dropout (MA), and learned noise on sigma (VA).
-MODEL, VARIATIONAL = "dropout", "variational"
-ALPHAS = {"scalar": lambda config: (), "dimension": lambda c: (c.dim,), "position": lambda c: (c.max_len, 1)}
-TEMPERATURES = ("fixed", "learned")
-
-
-@dataclass(frozen=True)
-class ContrastVAEConfig:
-    """dim must be a multiple of heads; blocks is the depth of each of the three Transformers; `batch` counts windows
-    of at most max_len clicks.
-
-    positions: counted from the "newest" click or the "oldest" one; with compat from the newest.
-    augment: what makes the second view: any of "crop", "mask", "reorder" (one of those given at random a sequence, the
-        paper's DA), "dropout" (MA), "variational" (VA); together they combine; () is AVAE: one view, no contrast.
-    alpha: of VA, "scalar", "dimension" or "position". sigma_dropout: of MA and DA in the authors' program only.
-    reconstruction: "softmax" (all items), "sampled" (`samples` of them a batch) or "bce" (one unclicked item).
-    debias: adds debias * log(share of the train clicks) to the logits in training alone, so that this part of an
-        item's popularity need not be learned and is left out of the scores (logit adjustment, Menon et al. 2021).
-    contrast: "infonce", "dcl", "mine_plus" or "nt_xent", times contrast_weight, of cosines / temperature, which is
-        "fixed" or "learned". kl_weight: the weight is min(kl_weight, optimiser steps / kl_steps).
-    compat: "none", or "paper-code": the authors' program, with its defaults (rules.PAPER_CODE).
-    """
-
-    dim: int = 64
-    heads: int = 2
-    blocks: int = 1
-    max_len: int = 50
-    positions: str = "newest"
-    dropout: float = 0.5
-    attention_dropout: float = 0.0
-    batch: int = 128
-    augment: tuple[str, ...] = (VARIATIONAL,)
-    alpha: str = "scalar"
-    sigma_dropout: float = 0.2
-    reconstruction: str = "softmax"
-    samples: int = 512
-    debias: float = 0.0
-    contrast: str = "infonce"
-    contrast_weight: float = 0.3
-    temperature: float = 0.2
-    temperature_is: str = "fixed"
-    kl_weight: float = 0.005
-    kl_steps: int = 1000
-    lr: float = 3e-3
-    compat: str = "none"
-
-    def __post_init__(self) -> None:
-        for name in ("dim", "heads", "blocks", "max_len", "batch", "samples", "kl_steps"):
-            at_least(1, name, getattr(self, name))
-        for name in ("dropout", "attention_dropout", "sigma_dropout"):
-            between(0.0, 1.0, name, getattr(self, name))
-        for name in ("debias", "contrast_weight", "kl_weight"):
-            between(0.0, float("inf"), name, getattr(self, name))
-        for name in ("temperature", "lr"):
-            above(0.0, name, getattr(self, name))
-        for name in self.augment:
-            one_of((*SEQUENCE, MODEL, VARIATIONAL), "augment", name)
-        one_of(POSITIONS, "positions", self.positions)
-        one_of(ALPHAS, "alpha", self.alpha)
-        one_of(RECONSTRUCTIONS, "reconstruction", self.reconstruction)
-        one_of(CONTRASTS, "contrast", self.contrast)
-        one_of(TEMPERATURES, "temperature_is", self.temperature_is)
-        one_of(RULES, "compat", self.compat)
-        if self.compat != "none" and self.positions != "newest":
-            raise ValueError(f'positions: expected "newest" with compat={self.compat!r}, got {self.positions!r}')
-        if self.dim % self.heads:
-            raise ValueError(f"dim: expected a multiple of heads={self.heads}, got {self.dim}")
+from fastcl.recsys.models.contrastvae.views import CONTRASTS, SEQUENCE
+from fastcl.recsys.models.layers import POSITIONS, Dropout, PostBlock, seeded, short_normal
+from fastcl.recsys.models.losses import ITEM_LOSSES, Draw
+from fastcl.recsys.settings import settled
 
 
 class View(NamedTuple):
@@ -115,8 +48,8 @@ class ContrastVAE(Model):
 
     Args:
         items: the item table; the ids outside belong to it.
+        config: the settings, or none and the settings as keywords (`options`).
         seed: of the initial weights.
-        options: fields of `ContrastVAEConfig`.
 
     >>> from fastcl.recsys import ContrastVAE, Histories, Items
     >>> model = ContrastVAE(Items(ids=("a", "b", "c")), dim=8, seed=0)
@@ -129,23 +62,20 @@ class ContrastVAE(Model):
     step: Tensor  # int64 [], optimiser steps so far
     bias: Tensor  # [I], joins the logits of the loss; set by `batches`
 
-    def __init__(self, items: Items, *, seed: int = 0, **options: Any) -> None:
-        rules = RULES.get(options.get("compat", "none"), CLEAN)  # an unknown name is the config's to refuse
-        config = ContrastVAEConfig(**{**rules.options, **options})
+    def __init__(self, items: Items, config: ContrastVAEConfig | None = None, *, seed: int = 0, **options: Any) -> None:
+        if config is None:
+            rules = RULES.get(options.get("compat", "none"), CLEAN)  # an unknown name is the config's to refuse
+            options = {**rules.options, **options}
+        config = settled(ContrastVAEConfig, config, options)
         super().__init__(items, config)
-        self.rules = rules
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        self.rules = RULES[config.compat]
+        with seeded(seed):
             self.item = nn.Embedding(len(items) + 2, config.dim, padding_idx=PAD)
             self.position = nn.Embedding(config.max_len, config.dim)
             self.norm = nn.LayerNorm(config.dim, eps=1e-12)
             self.dropout = Dropout(config.dropout)
             self.to_mu, self.to_log_variance, self.decoder = (self._transformer() for _ in range(3))
-            for module in self.modules():
-                if isinstance(module, nn.Linear | nn.Embedding):
-                    nn.init.normal_(module.weight, std=0.02)
-                if isinstance(module, nn.Linear):
-                    nn.init.zeros_(module.bias)
+            short_normal(self)
         varied = VARIATIONAL in config.augment
         more = {"contrast": bool(config.augment), "alpha": varied}
         self.part_names = ("reconstruction", "kl", *(name for name, there in more.items() if there))
@@ -198,10 +128,6 @@ class ContrastVAE(Model):
         z = self._sampler(0)(mu, (0.5 * log_variance).exp(), 1.0, self.config.sigma_dropout, self.training)
         return self.decode(z, clicks)[clicks.last]
 
-    def logits(self, histories: Histories) -> Tensor:
-        """float32 [B, I+2], inner products with every row of the table: padding, items, the mask token."""
-        return self.encode(histories) @ self.item.weight.T
-
     def item_vectors(self) -> Tensor:
         """[I+1, D], the item table without the mask token."""
         return self.item.weight[:-1]
@@ -234,7 +160,7 @@ class ContrastVAE(Model):
             alpha = self._alpha(clicks) if nth else 1.0
             z = self._sampler(nth)(mu, (0.5 * log_variance).exp(), alpha, config.sigma_dropout, self.training)
             real = view.target != PAD
-            reconstruction = reconstruction + RECONSTRUCTIONS[config.reconstruction].loss(
+            reconstruction = reconstruction + ITEM_LOSSES[config.reconstruction].loss(
                 self.decode(z[real], view.real), self.item_vectors(), view.target[real], view.negative, self.bias
             )
             kl = kl + divergence(mu, log_variance).mean()
@@ -261,15 +187,15 @@ class ContrastVAE(Model):
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[tuple[View, ...]]:
         """One epoch; a batch is its one or two views."""
         self.bias.copy_(self.config.debias * log_shares(train, len(self.items)).to(self.device))
-        unclicked = Unclicked(train, len(self.items))
+        draw = ITEM_LOSSES[self.config.reconstruction].negatives(train, len(self.items), self.config.samples, rng)
         for spans in batched(self.rules.spans(train, self.config.max_len), self.config.batch, rng, self.share):
             lengths = spans.stop - spans.start - 1
             at = np.repeat(spans.start - lengths.cumsum() + lengths, lengths) + np.arange(lengths.sum())
-            first = self._view(train.item[at], train.item[at + 1], lengths, spans.row, unclicked, rng)
-            yield (first, *self._second(first, train, spans, unclicked, rng))
+            first = self._view(train.item[at], train.item[at + 1], lengths, spans.row, draw)
+            yield (first, *self._second(first, train, spans, draw, rng))
 
     def _second(
-        self, first: View, train: Histories, spans: Spans, unclicked: Unclicked, rng: np.random.Generator
+        self, first: View, train: Histories, spans: Spans, draw: Draw, rng: np.random.Generator
     ) -> tuple[View, ...]:
         names = [name for name in self.config.augment if name in SEQUENCE]
         if not names or not len(spans.row):  # no spans: the share of one of several processes
@@ -280,9 +206,7 @@ class ContrastVAE(Model):
             lengths.append(len(look.order))
             items.append(np.where(look.covered, len(self.items) + 1, train.item[start + look.order]))
             targets.append(train.item[start + self.rules.follow(look.order)])
-        return (
-            self._view(np.concatenate(items), np.concatenate(targets), np.array(lengths), spans.row, unclicked, rng),
-        )
+        return (self._view(np.concatenate(items), np.concatenate(targets), np.array(lengths), spans.row, draw),)
 
     def _view(
         self,
@@ -290,13 +214,11 @@ class ContrastVAE(Model):
         target: np.ndarray,
         lengths: np.ndarray,
         row: np.ndarray,
-        unclicked: Unclicked,
-        rng: np.random.Generator,
+        draw: Draw,
     ) -> View:
         clicks = self.rules.lay(lengths, self.config.max_len, self.device)
         real = packed(lengths, self.config.max_len, self.device)
-        draw = RECONSTRUCTIONS[self.config.reconstruction].draw
-        negative = draw(unclicked, np.repeat(row, lengths), len(self.items), self.config.samples, rng)
+        negative = draw(np.repeat(row, lengths))
         return View(clicks, real, self._placed(item, clicks), self._placed(target, clicks), self.tensor(negative))
 
     def _newest(self, histories: Histories) -> tuple[Tensor, Packed]:

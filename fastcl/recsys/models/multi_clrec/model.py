@@ -1,12 +1,11 @@
 """Multi-CLRec (Zhou et al. 2021, "Contrastive Learning for Debiased Candidate Generation in Large-Scale Recommender
 Systems", section 3.2): several intents a user, a queue of negatives for each.
 
-The model only: config, user encoder, loss, batches. Its parts are in parts.py, its queues in
+The model only: user encoder, loss, batches. Its settings are in config.py, its parts in parts.py, its queues in
 queues.py. The predecessor that the authors published differs in many ways; this follows the paper.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,10 +27,11 @@ from fastcl.recsys.models.batching import (
     prefixes,
     time_buckets,
 )
-from fastcl.recsys.models.clrec.encoders import initialise
-from fastcl.recsys.models.clrec.model import UNITS, Batch, CLRecConfig, check_unit, cuts_in
+from fastcl.recsys.models.clrec.model import Batch
 from fastcl.recsys.models.clrec.objectives import DUPLICATES
-from fastcl.recsys.models.layers import Dropout
+from fastcl.recsys.models.clrec.times import check_unit, cuts_in
+from fastcl.recsys.models.layers import Dropout, glorot_normal, seeded
+from fastcl.recsys.models.multi_clrec.config import MultiCLRecConfig
 from fastcl.recsys.models.multi_clrec.parts import (
     CategoryItems,
     balance,
@@ -42,66 +42,8 @@ from fastcl.recsys.models.multi_clrec.parts import (
     straight_through,
 )
 from fastcl.recsys.models.multi_clrec.queues import IntentQueues, infonce
-from fastcl.recsys.options import above, at_least, between, one_of
-
-KEPT = ("ids", "vectors")
-
-
-@dataclass(frozen=True)
-class MultiCLRecConfig:
-    """`batch` counts (history, next click) pairs. main, secondary: negatives of the main queue, the batch's own among
-    them, and of each intent's, 1,280 both in the paper.
-
-    intents: H, 16 on public data in the paper. served: K, how many of a user's intents items are retrieved for, at
-        most H; 1 is what is trained, more for lists of several intents.
-    category: the item feature that intents are clusters of; "" for the first one there is. It should part the items
-        into many more values than intents, none of which holds a large share of them.
-    negatives_from: a queue keeps the "ids" of items, to encode them again each step, or their "vectors". With these
-        the encoder's MLP, which moves all items at once, tells new vectors from old ones instead of items.
-    hidden: width of all MLPs. duplicates, time_cuts, time_unit: as in `CLRecConfig`.
-    polarity, separation, balance: weights of the auxiliary losses (Eq. 10 to 12), 1 in the paper; 0 leaves one out, as
-        is done with separation here: it also drives the chosen intent away from every target of another one. On the
-        bundled movies the mean validation NDCG@10 of two seeds is 0.040 without it and 0.024 with weight 1
-        (`python -m benchmarks.choices separation`); where targets share an intent it may help (Amazon Tools: validation
-        recall@10 0.019 with, 0.015 without).
-    """
-
-    dim: int = 64
-    intents: int = 16
-    served: int = 1
-    category: str = ""
-    hidden: int = 64
-    max_len: int = 20
-    dropout: float = 0.2
-    batch: int = 256
-    main: int = 1280
-    secondary: int = 1280
-    negatives_from: str = "ids"
-    temperature: float = 0.07
-    polarity: float = 1.0
-    separation: float = 0.0
-    balance: float = 1.0
-    duplicates: str = "keep"
-    lr: float = 3e-3
-    time_cuts: tuple[float, ...] = CLRecConfig.time_cuts
-    time_unit: str = "second"
-
-    def __post_init__(self) -> None:
-        for name in ("dim", "intents", "served", "hidden", "max_len", "batch", "secondary"):
-            at_least(1, name, getattr(self, name))
-        at_least(self.batch + 1, "main", self.main)
-        between(0.0, 1.0, "dropout", self.dropout)
-        for name in ("polarity", "separation", "balance"):
-            between(0.0, float("inf"), name, getattr(self, name))
-        for name in ("temperature", "lr"):
-            above(0.0, name, getattr(self, name))
-        one_of(KEPT, "negatives_from", self.negatives_from)
-        one_of(DUPLICATES, "duplicates", self.duplicates)
-        if self.served > self.intents:
-            raise ValueError(f"served: expected at most intents={self.intents}, got {self.served}")
-        if list(self.time_cuts) != sorted(set(self.time_cuts)):
-            raise ValueError(f"time_cuts: expected rising limits, got {self.time_cuts}")
-        one_of(UNITS, "time_unit", self.time_unit)
+from fastcl.recsys.options import one_of
+from fastcl.recsys.settings import settled
 
 
 class Encoded(NamedTuple):
@@ -135,8 +77,8 @@ class MultiCLRec(Model):
 
     Args:
         items: the item table with its features; the ids outside belong to it.
+        config: the settings, or none and the settings as keywords (`options`).
         seed: of the initial weights.
-        options: fields of `MultiCLRecConfig`.
 
     Raises ValueError for a category that is no item feature.
 
@@ -151,14 +93,13 @@ class MultiCLRec(Model):
     Config = MultiCLRecConfig
     part_names = ("contrast", "polarity", "separation", "balance")
 
-    def __init__(self, items: Items, *, seed: int = 0, **options: Any) -> None:
-        config = MultiCLRecConfig(**options)
+    def __init__(self, items: Items, config: MultiCLRecConfig | None = None, *, seed: int = 0, **options: Any) -> None:
+        config = settled(MultiCLRecConfig, config, options)
         super().__init__(items, config)
         if config.category:
             one_of(items.features, "category", config.category)
         self.category = config.category or next(iter(items.features), "")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             dim, hidden = config.dim, config.hidden
             self.item = CategoryItems(items, self.category, dim, hidden)
             self.position = nn.Embedding(config.max_len, dim)
@@ -168,7 +109,7 @@ class MultiCLRec(Model):
             self.prototype, self.beta = (nn.Embedding(config.intents, dim) for _ in range(2))
             self.intention = mlp(2 * dim, hidden, dim)
             self.choice = mlp(dim, hidden, dim)
-            initialise(self)
+            glorot_normal(self)
         self.cuts = cuts_in(config.time_unit, config.time_cuts)
         sizes = config.intents, config.main - config.batch, config.secondary
         self.queues = IntentQueues(*sizes, dim, config.negatives_from)

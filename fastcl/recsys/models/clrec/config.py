@@ -1,0 +1,117 @@
+"""The settings of CLRec. What the names among them stand for is in encoders.py, objectives.py, queues.py, tasks.py and
+propensities.py; these read the settings, so this file imports none of them.
+"""
+
+from dataclasses import dataclass
+
+from fastcl.recsys.models.clrec.times import TIME_CUTS, UNITS, check_cuts
+from fastcl.recsys.options import above, at_least, between
+from fastcl.recsys.settings import check_choices, setting
+
+TASKS = (("u2i",), ("u2i", "u2u"))  # serving recommends items, so u2i is never left out
+DUPLICATES = ("keep", "exclude")
+TIME_CUTS_MEANING = """Rising limits of the time buckets, in seconds; a click's bucket is that of the time from it to
+    the newest click of its history. Empty for data without times."""
+TIME_UNIT_MEANING = "Unit of the data's times."
+DUPLICATES_MEANING = """What to do with further clicks of the positive's item among the negatives. "keep": they stay
+    in the sum, as the paper and its Theorem 1 have it{}. "exclude": they are left out."""
+
+
+@dataclass(frozen=True)
+class CLRecConfig:
+    """Settings of `CLRec`. The defaults are the paper's production model; the models it is compared with are a few
+    settings away.
+    """
+
+    encoder: str = setting(
+        "pooling",
+        """User encoder. "pooling": the paper's two-step pooling. "sasrec": the Transformer of the paper's public
+        tables, which are made with lr 5e-3, max_len 50 and more dropout.""",
+        ("pooling", "sasrec"),
+    )
+    objective: str = setting(
+        "clrec",
+        """Training loss. "clrec": the paper's, with the newest clicks as negatives. "sampled_softmax": `negatives`
+        items drawn by their clicks, with log q. "negative_sampling": binary decisions over `samples` items for each
+        pair, drawn by clicks ** 0.75. "shared_negatives": the same over `negatives` items for all pairs.
+        "full_softmax": over all items. "ipw": the full softmax, each pair weighted by 1 / propensity.""",
+        ("clrec", "sampled_softmax", "negative_sampling", "shared_negatives", "full_softmax", "ipw"),
+    )
+    tasks: tuple[str, ...] = setting(
+        ("u2i",),
+        """What is learned. "u2i": a user's next click. "u2i,u2u": also to tell a user's later clicks (up to nine) from
+        those of other users. The second task has a queue of its own, which holds vectors, unless negatives_from is
+        "batch".""",
+    )
+    dim: int = setting(64, 'Width of the item and user vectors; with encoder "sasrec" a multiple of heads.')
+    heads: int = setting(4, "Attention heads of the user encoder.")
+    hidden: int = setting(64, 'Width of the attention MLP of encoder "pooling".')
+    blocks: int = setting(2, 'Transformer blocks of encoder "sasrec".')
+    max_len: int = setting(
+        20, "Clicks of a history that the model reads, the newest ones; 20 is that of the paper's production code."
+    )
+    dropout: float = setting(0.2, "Dropout rate of the user encoder.")
+    batch: int = setting(
+        256,
+        """Spans in a batch. With encoder "pooling" a span is one (history, next click) pair; with "sasrec" it is a
+        window of at most max_len clicks, each of which predicts the next one.""",
+    )
+    negatives: int = setting(
+        2560,
+        """Number of negatives: the newest clicks, those of the batch among them. The queue holds what a batch has too
+        few.""",
+    )
+    negatives_from: str = setting(
+        "ids",
+        """Where negatives beside the batch come from. "ids": a queue of earlier positives' item numbers, encoded again
+        at each step so that they learn too (the paper's variant b, which it uses for u2i). "vectors": a queue of their
+        vectors (c), which is faster where features are costly to encode; then only the batch pushes items away from
+        users. "batch": nowhere (a).""",
+        ("batch", "ids", "vectors"),
+    )
+    momentum: float = setting(
+        0.0,
+        """Above 0, queued vectors come from encoders that follow the trained ones: momentum * old + (1 - momentum) *
+        new at each step (MoCo, He et al. 2020, has 0.999). The batch's own positives still learn.""",
+    )
+    features: str = setting(
+        "everywhere",
+        """Where item features are used: "everywhere", or for "clicks" of the history alone and not for targets and
+        negatives (the paper's Table 6).""",
+        ("everywhere", "clicks"),
+    )
+    samples: int = setting(64, 'Items that objective "negative_sampling" draws for each pair.')
+    propensity: str = setting(
+        "popularity",
+        """Propensity of objective "ipw". "popularity": the item's share of the clicks. "learned": a small multinomial
+        model of the click before, trained alongside. For a module of your own, set `model.propensity`.""",
+        ("popularity", "learned"),
+    )
+    weight_limit: float = setting(
+        10.0, 'Largest weight of a pair with objective "ipw"; 1 is the weight at equal propensities.'
+    )
+    temperature: float = setting(0.07, "Scores are cosines / temperature.")
+    duplicates: str = setting(
+        "keep", DUPLICATES_MEANING.format(", except for the clicks of the same window"), DUPLICATES
+    )
+    lr: float = setting(3e-3, "Learning rate of the first step.")
+    time_cuts: tuple[float, ...] = setting(TIME_CUTS, f'{TIME_CUTS_MEANING} Read by encoder "pooling" alone.')
+    time_unit: str = setting("second", TIME_UNIT_MEANING, UNITS)
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if self.tasks not in TASKS:
+            raise ValueError(f"tasks: expected u2i or u2i,u2u, got {','.join(self.tasks) or 'none'}")
+        for name in ("dim", "heads", "hidden", "blocks", "max_len", "batch", "samples"):
+            at_least(1, name, getattr(self, name))
+        queued = self.negatives_from != "batch" and (self.objective == "clrec" or "u2u" in self.tasks)
+        at_least(self.batch + 1 if queued else 1, "negatives", self.negatives)
+        for name in ("dropout", "momentum"):
+            between(0.0, 1.0, name, getattr(self, name))
+        if self.momentum and not (queued and ("u2u" in self.tasks or self.negatives_from == "vectors")):
+            raise ValueError(f"momentum: expected 0 where no vectors are queued, got {self.momentum}")
+        for name in ("temperature", "weight_limit", "lr"):
+            above(0.0, name, getattr(self, name))
+        check_cuts(self.time_cuts)
+        if self.encoder == "sasrec" and self.dim % self.heads:
+            raise ValueError(f"dim: expected a multiple of heads={self.heads}, got {self.dim}")
