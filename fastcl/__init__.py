@@ -26,9 +26,9 @@ from fastcl.losses import (
 from fastcl.momentum import momentum_update
 from fastcl.negatives import Evicted, NegativeQueue
 from fastcl.ops import contrast
+from fastcl.ops_pairwise import softplus_sum
 from fastcl.pairwise import bpr, jensen_shannon, negative_sampling, siglip, triplet
 from fastcl.softmax import linear_cross_entropy, sampled_softmax
-from fastcl.softplus import softplus_sum
 from fastcl.views import alignment, nt_xent, supcon, uniformity
 
 __version__ = _version("fastcl")

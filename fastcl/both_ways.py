@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from fastcl import fallback
+from fastcl.arithmetic import compute_dtype, logsumexp, no_autocast
 from fastcl.checks import in_memory, readable
-from fastcl.fallback import compute_dtype, no_autocast
 
 # N x N similarities held at once, as the fallback holds: in float32 three matrices of at most 16 MiB each, two of them
 # until the backward pass.
@@ -104,7 +104,7 @@ def _differentiable(q: Tensor, k: Tensor, scale: float | Tensor, ids: Tensor | N
     pos = x.diagonal()
     meet = torch.eye(len(x), dtype=torch.bool, device=x.device) if ids is None else ids[:, None] == ids
     x = x.masked_fill(meet, -math.inf)
-    return pos, torch.stack((fallback._logsumexp(x), fallback._logsumexp(x.T)))
+    return pos, torch.stack((logsumexp(x), logsumexp(x.T)))
 
 
 class _BothWays(Function):
@@ -112,7 +112,7 @@ class _BothWays(Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, scale: float | Tensor, ids: Tensor | None) -> Any:
         dtype = compute_dtype(query, key)
         number = scale.item() if isinstance(scale, Tensor) else scale
-        ctx.number = number if math.isfinite(number) else math.nan  # see fallback.finite_or_nan
+        ctx.number = number if math.isfinite(number) else math.nan  # see arithmetic.finite_or_nan
         pos, lse, *weights = _forward(query.to(dtype), key.to(dtype), ctx.number, ids)
         ctx.scale = None if isinstance(scale, Tensor) else scale
         ctx.save_for_backward(query, key, scale if isinstance(scale, Tensor) else None, ids, *weights)

@@ -142,6 +142,23 @@ def check_scale(name: str, value: Any, n: int | None, device: torch.device) -> N
             )
 
 
+def check_columns(
+    n: int, m: int, device: torch.device, bias: Tensor | None, row_id: Tensor | None, col_id: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Checks what comes beside the matrices; ids of any integer dtype come back as int64."""
+    if bias is not None:
+        vector("bias", bias, m, device)
+    if (row_id is None) != (col_id is None):
+        raise ValueError(
+            f"{'row_id' if row_id is None else 'col_id'}: expected both row_id and col_id or neither, got one of them"
+        )
+    if row_id is None or col_id is None:
+        return None, None
+    vector("row_id", row_id, n, device, INTEGERS)
+    vector("col_id", col_id, m, device, INTEGERS)
+    return as_int64(row_id), as_int64(col_id)
+
+
 def check_temperature(temperature: Any, n: int, device: torch.device) -> None:
     """Values of a tensor are looked at where that costs nothing: on the CPU, outside compiled code and transforms."""
     if not isinstance(temperature, Tensor):

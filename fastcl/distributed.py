@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import Function
 
-from fastcl import ops
+from fastcl.arithmetic import compute_dtype, dot
 from fastcl.checks import as_ids, check_tensor, check_weight
-from fastcl.fallback import compute_dtype
+from fastcl.library import NONE
 from fastcl.negatives import Columns, Evicted, NegativeQueue
 from fastcl.normalize import normalized_together
 from fastcl.ring import Group, RingLse, agree, own_ids, padded
@@ -301,7 +301,7 @@ def ring(loss: Loss, group: Group = None) -> Loss:
         scale = inverse(temperature, query, positive_key)
 
         def lse_at(factor: float) -> Tensor:
-            tensor, number = (scale * factor, 1.0) if isinstance(scale, Tensor) else (ops._NONE, scale * factor)
+            tensor, number = (scale * factor, 1.0) if isinstance(scale, Tensor) else (NONE, scale * factor)
             bias = None if log_q is None else -log_q
             return RingLse.apply(query, positive_key, tensor, bias, row_id, number, sizes, group)
 
@@ -310,8 +310,7 @@ def ring(loss: Loss, group: Group = None) -> Loss:
             own = torch.searchsorted(ordered, row_id, right=True) - torch.searchsorted(ordered, row_id)
             return sum(sizes) - own
 
-        dtype = compute_dtype(query, positive_key)
-        pos = (query.to(dtype) * positive_key.to(dtype)).sum(-1) * scale
+        pos = dot(query, positive_key) * scale
         if log_q is not None:
             pos = pos - log_q.to(pos)
         rows = Rows(pos, lse_at(1.0), count, lse_at, query, positive_key, scale, log_q is not None)

@@ -5,7 +5,6 @@ must agree with the kernels in every rule of `fastcl.ops.contrast`; this is no p
 can differentiate them (nothing is written in place, empty rows give zeros), which is how double backward works.
 """
 
-import contextlib
 import functools
 import os
 import warnings
@@ -14,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from fastcl.arithmetic import compute_dtype, finite_or_nan, logsumexp, no_autocast, softmax_weights
 
 # Bounds the logits held at once to 16 MiB in float32: enough work per launch, small beside the inputs it serves.
 _CHUNK_ELEMENTS = 1 << 22
@@ -51,37 +52,13 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def no_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with autocast off: its matrix products stay in `compute_dtype`, as those of the kernels do."""
-
-    @functools.wraps(function)
-    def run(*args: Any) -> Any:
-        device = args[0].device.type
-        # Looked at first: switching off what is off costs 16 us.
-        on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-        with torch.autocast(device, enabled=False) if on else contextlib.nullcontext():
-            return function(*args)
-
-    return run
-
-
-def compute_dtype(*tensors: Tensor) -> torch.dtype:
-    """The type the op computes and answers in: float64 if any input is, else float32."""
-    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
-
-
-def finite_or_nan(x: Tensor) -> Tensor:
-    """x with NaN for infinities: times zeros and both signs, an infinite scale would make no sense of most logits."""
-    return x + (x - x).detach()
-
-
 def _row_scale(scale: Tensor, factor: float, n: int, like: Tensor) -> Tensor:
     if scale.dim() == 1 and scale.numel() == 0 and n != 0:
         return finite_or_nan(torch.full((n,), factor, dtype=like.dtype, device=like.device))
     return finite_or_nan(scale.to(like) * factor).expand(n)
 
 
-def _chunks(n: int, m: int) -> Iterator[slice]:
+def chunks(n: int, m: int) -> Iterator[slice]:
     step = max(1, _CHUNK_ELEMENTS // max(1, m))
     return (slice(a, min(n, a + step)) for a in range(0, max(1, n), step))
 
@@ -95,22 +72,6 @@ def _logits(q: Tensor, k: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor, 
     if bias.numel():
         x = x + bias.to(x)
     return _where_ids_meet(x, -torch.inf, row_id, col_id, rows)
-
-
-def _logsumexp(x: Tensor) -> Tensor:
-    """torch.logsumexp over dim 1 whose gradient is zero, not NaN, in a row with nothing in its sum."""
-    if x.shape[1] == 0:
-        return x.new_full((x.shape[0],), -torch.inf)
-    top = x.detach().amax(1)
-    top = top.masked_fill(top.isinf(), 0.0)
-    total = torch.exp(x - top[:, None]).sum(1)
-    empty = total == 0
-    return (total.masked_fill(empty, 1.0).log() + top).masked_fill(empty, -torch.inf)
-
-
-def _weights(x: Tensor, lse: Tensor) -> Tensor:
-    """exp(x - lse); zero, not NaN, in a row with nothing in its sum."""
-    return torch.exp(x - lse.masked_fill(lse == -torch.inf, torch.inf)[:, None])
 
 
 @no_autocast
@@ -133,11 +94,11 @@ def forward(
     pos = s * (q * positive.to(dtype)).sum(1) if positive.dim() == 2 else q.new_empty(0)
     scaled = q * s[:, None]
     lse, mean_key = [], []
-    for rows in _chunks(n, m):
+    for rows in chunks(n, m):
         x = _logits(scaled, k, bias, row_id, col_id, rows)
-        lse.append(_logsumexp(x))
+        lse.append(logsumexp(x))
         if row_grad:
-            mean_key.append(_where_ids_meet(_weights(x, lse[-1]), 0.0, row_id, col_id, rows) @ k)
+            mean_key.append(_where_ids_meet(softmax_weights(x, lse[-1]), 0.0, row_id, col_id, rows) @ k)
     nothing = (q.new_empty(0) for _ in range(3))  # each one of its own: an op's results must not share memory
     return pos, torch.cat(lse), torch.cat(mean_key) if row_grad else q.new_empty(0), *nothing
 
@@ -189,9 +150,9 @@ def backward(
         if bias_grad:
             d_bias = k.new_zeros(k.shape[0])
         scaled = q * s[:, None]
-        for rows in _chunks(q.shape[0], k.shape[0]):
+        for rows in chunks(q.shape[0], k.shape[0]):
             x = _logits(scaled, k, bias, row_id, col_id, rows)
-            w = _where_ids_meet(_weights(x, lse[rows]), 0.0, row_id, col_id, rows) * grad_lse[rows, None]
+            w = _where_ids_meet(softmax_weights(x, lse[rows]), 0.0, row_id, col_id, rows) * grad_lse[rows, None]
             if key_grad:
                 d_key = torch.addmm(d_key, w.T, scaled[rows])
             if bias_grad:

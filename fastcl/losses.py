@@ -11,11 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from fastcl.arithmetic import dot, softplus
 from fastcl.checks import check_constant, check_tensor, check_weight, positive_number
-from fastcl.fallback import compute_dtype
 from fastcl.normalize import normalized_together
 from fastcl.ops import Expected
 from fastcl.rows import (
@@ -193,8 +192,7 @@ def mises_fisher_weights(query: Tensor, positive_key: Tensor, sigma: float = 0.5
     check_tensor("query", query, ("N", "D"))
     check_tensor("positive_key", positive_key, tuple(query.shape), query.device)
     positive_number("sigma", sigma)
-    dtype = compute_dtype(query, positive_key)
-    similarity = (query.detach().to(dtype) * positive_key.detach().to(dtype)).sum(1)
+    similarity = dot(query.detach(), positive_key.detach())
     return 2.0 - query.shape[0] * torch.softmax(similarity / sigma, 0)
 
 
@@ -315,12 +313,6 @@ def mine_plus(rows: Rows, *, lam: float = 1.1) -> Tensor:
     """
     positive_number("lam", lam)
     return _unless_empty(rows, lam * _log_mean(rows) - rows.pos)
-
-
-def softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x), to full precision in every type."""
-    # torch turns linear at its default threshold of 20, where the difference still shows in float64; at 40 it does not.
-    return F.softplus(x, threshold=40.0)
 
 
 def _log_mean(rows: Rows) -> Tensor:

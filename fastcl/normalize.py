@@ -9,28 +9,30 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from fastcl import fallback, ops
+from fastcl import fallback
+from fastcl.arithmetic import compute_dtype
 from fastcl.checks import functorch_active, in_memory, packed
+from fastcl.library import LIBRARY, take_zeros
 
-ops._lib.define("normalize_forward(Tensor x) -> (Tensor unit, Tensor inverse)")
-ops._lib.define("normalize_backward(Tensor grad, Tensor unit, Tensor inverse, Tensor x) -> Tensor")
+LIBRARY.define("normalize_forward(Tensor x) -> (Tensor unit, Tensor inverse)")
+LIBRARY.define("normalize_backward(Tensor grad, Tensor unit, Tensor inverse, Tensor x) -> Tensor")
 
 
-@torch.library.register_fake("fastcl::normalize_forward", lib=ops._lib)
+@torch.library.register_fake("fastcl::normalize_forward", lib=LIBRARY)
 def _(x: Tensor) -> tuple[Tensor, Tensor]:
-    dtype = fallback.compute_dtype(x)
+    dtype = compute_dtype(x)
     return torch.empty_like(x, dtype=dtype), x.new_empty(len(x), dtype=dtype)
 
 
-@torch.library.register_fake("fastcl::normalize_backward", lib=ops._lib)
+@torch.library.register_fake("fastcl::normalize_backward", lib=LIBRARY)
 def _(grad: Tensor, unit: Tensor, inverse: Tensor, x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
 _forward = torch.ops.fastcl.normalize_forward.default
 _backward = torch.ops.fastcl.normalize_backward.default
-ops.take_zeros("normalize_forward")
-ops.take_zeros("normalize_backward")
+take_zeros("normalize_forward")
+take_zeros("normalize_backward")
 
 
 def normalized(x: Tensor) -> Tensor:
@@ -60,7 +62,7 @@ def normalized_together(*inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 def _plain(x: Tensor) -> tuple[Tensor, Tensor]:
-    x = x.to(fallback.compute_dtype(x))
+    x = x.to(compute_dtype(x))
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     # Divided by infinity, a zero vector and its gradient are zero.
     norm = norm.masked_fill(norm == 0, math.inf)

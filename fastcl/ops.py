@@ -5,29 +5,24 @@ and backward. Backward is itself differentiated through the fallback's plain tor
 """
 
 import math
-import threading
-import warnings
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
-from torch.nn import Parameter
 
 from fastcl import _cuda, fallback
-from fastcl.checks import INTEGERS, as_int64, check_scale, functorch_active, matrix, packed, vector
-from fastcl.fallback import compute_dtype
+from fastcl.arithmetic import compute_dtype
+from fastcl.checks import check_columns, check_scale, functorch_active, matrix, vector
+from fastcl.library import LIBRARY, NONE, handed_over, implement, none_for, scale_and_factor
 
-_lib = torch.library.Library("fastcl", "DEF")
-# An optional tensor crosses the op boundary as an empty 1-D tensor: the stable C ABI has no cheap Optional.
-_lib.define(
+LIBRARY.define(
     "contrast_forward(Tensor query, Tensor key, Tensor positive, Tensor scale, Tensor bias, "
     "Tensor row_id, Tensor col_id, float factor, bool row_grad, bool key_grad, bool bias_grad, "
     "float shift, Tensor row_shift, Tensor rest, Tensor row_weight) "
     "-> (Tensor pos, Tensor lse, Tensor mean_key, Tensor expected, Tensor key_sum, Tensor bias_sum)"
 )
-_lib.define(
+LIBRARY.define(
     "contrast_backward(Tensor grad_pos, Tensor grad_lse, Tensor query, Tensor key, Tensor positive, Tensor scale, "
     "Tensor bias, Tensor row_id, Tensor col_id, Tensor lse, Tensor mean_key, Tensor expected, Tensor key_sum, "
     "Tensor bias_sum, float factor, bool query_grad, bool key_grad, bool positive_grad, bool scale_grad, "
@@ -40,42 +35,11 @@ from fastcl import _C  # noqa: E402, F401  registers the CPU kernels, so it come
 _cuda.load()
 
 
-def _implement(name: str, function: Callable[..., Any]) -> None:
-    """Registers the chunked PyTorch twin of an op, and a batch of calls as calls one after the other."""
-    _lib.impl(name, fallback.kernel(function), "CompositeExplicitAutograd")
-    if fallback.FORCED:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch remarks that a kernel is replaced
-            _lib.impl(name, fallback.kernel(function), "CPU")
-    op = getattr(torch.ops.fastcl, name).default
-
-    def batched(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        calls = [
-            op(*(x if d is None else x.select(d, i).contiguous() for x, d in zip(args, in_dims, strict=True)))
-            for i in range(info.batch_size)
-        ]
-        results = tuple(torch.stack(parts) for parts in zip(*calls, strict=True))
-        return results, (0,) * len(results)
-
-    torch.library.register_vmap(f"fastcl::{name}", batched, lib=_lib)
-    take_zeros(name)
+implement("contrast_forward", fallback.forward)
+implement("contrast_backward", fallback.backward)
 
 
-def take_zeros(name: str) -> None:
-    """Tensors of zeros without memory, as autograd makes some, are given memory before they reach the op."""
-    op = getattr(torch.ops.fastcl, name).default
-
-    def run(*args: Any) -> Any:
-        return op(*[t.clone() if isinstance(t, Tensor) and t._is_zerotensor() else t for t in args])
-
-    _lib.impl(name, run, "ZeroTensor")
-
-
-_implement("contrast_forward", fallback.forward)
-_implement("contrast_backward", fallback.backward)
-
-
-@torch.library.register_fake("fastcl::contrast_forward", lib=_lib)
+@torch.library.register_fake("fastcl::contrast_forward", lib=LIBRARY)
 def _(query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor,
       factor: float, row_grad: bool, key_grad: bool, bias_grad: bool, shift: float, row_shift: Tensor, rest: Tensor,
       row_weight: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
@@ -92,7 +56,7 @@ def _(query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor,
     )
 
 
-@torch.library.register_fake("fastcl::contrast_backward", lib=_lib)
+@torch.library.register_fake("fastcl::contrast_backward", lib=LIBRARY)
 def _(grad_pos: Tensor, grad_lse: Tensor, query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor,
       row_id: Tensor, col_id: Tensor, lse: Tensor, mean_key: Tensor, expected: Tensor, key_sum: Tensor,
       bias_sum: Tensor, factor: float, query_grad: bool, key_grad: bool, positive_grad: bool, scale_grad: bool,
@@ -109,47 +73,15 @@ def _(grad_pos: Tensor, grad_lse: Tensor, query: Tensor, key: Tensor, positive: 
     )
 
 
-_forward = torch.ops.fastcl.contrast_forward.default
-_backward = torch.ops.fastcl.contrast_backward.default
-
-
-def absent(dtype: torch.dtype) -> Tensor:
-    """[0], made by a thread of its own: modes and default devices belong to a thread, and whoever imports fastcl first
-    may be inside `torch.device("meta")`, inference mode, FakeTensorMode or a transform of torch.func.
-    """
-    made: list[Tensor] = []
-    thread = threading.Thread(target=lambda: made.append(torch.empty(0, dtype=dtype, device="cpu")))
-    thread.start()
-    thread.join()
-    return made[0]
-
-
-_NONE = absent(torch.float32)
-
-
-def none_for(t: Tensor) -> Tensor:
-    """An absent tensor beside `t`: FakeTensorMode and subclasses that dispatch take none but their own kind."""
-    return _NONE if type(t) is Tensor or type(t) is Parameter else t.new_empty(0, dtype=torch.float32)
-
-
-def handed_over(names: tuple[str, ...], given: tuple[Tensor | None, ...], none: Tensor) -> list[Tensor]:
-    """Tensors as the ops take them: contiguous, and `none` for an absent one."""
-    unchecked = fallback.FORCED  # by the compiled part, which looks at the memory behind each tensor
-    tensors = [
-        none if t is None else t if t.is_contiguous() and not unchecked else packed(name, t)
-        for name, t in zip(names, given, strict=True)
-    ]
-    if torch.compiler.is_compiling():
-        # Dynamo refuses a Function that gets one tensor twice, as in-batch negatives (positive is key) do.
-        return [t.view_as(t) for t in tensors]
-    return tensors
+forward_op = torch.ops.fastcl.contrast_forward.default
+backward_op = torch.ops.fastcl.contrast_backward.default
 
 
 # Of the tensors that `contrast` hands over, as their caller calls them.
 _NAMES = ("query", "key", "positive", "scale", "bias", "row_id", "col_id", "row_shift", "rest", "weight")
 # The ops' arguments where nothing is expected: no sums over columns wanted, and none saved.
-PLAIN = (False, False, -math.inf, _NONE, _NONE, _NONE)
-NO_SUMS = (_NONE, _NONE, _NONE)
+PLAIN = (False, False, -math.inf, NONE, NONE, NONE)
+NO_SUMS = (NONE, NONE, NONE)
 
 
 def _in_json(shift: float) -> float:
@@ -196,7 +128,7 @@ class _Backward(Function):
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, ...]:
-        return _backward(*args)
+        return backward_op(*args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -230,7 +162,7 @@ def _grads(ctx: Any, grad_pos: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
     scale, bias = saved[3:5]
     needs = ctx.needs_input_grad[:5]
     # Grad mode in here means that someone may want to differentiate what comes out.
-    run = _Backward.apply if torch.is_grad_enabled() else _backward
+    run = _Backward.apply if torch.is_grad_enabled() else backward_op
     d_query, d_key, d_positive, d_scale, d_bias = run(
         grad_pos.contiguous(), grad_lse.contiguous(), *saved, ctx.factor, *needs
     )
@@ -248,7 +180,7 @@ class _Eager(Function):
                 col_id: Tensor, row_shift: Tensor, rest: Tensor, row_weight: Tensor, factor: float, shift: float,
                 expecting: bool) -> Any:  # fmt: skip
         needs = ctx.needs_input_grad
-        pos, lse, *rows = _forward(
+        pos, lse, *rows = forward_op(
             query, key, positive, scale, bias, row_id, col_id, factor, needs[0] or needs[3],
             expecting and needs[1], expecting and needs[4], shift, row_shift, rest, row_weight,
         )  # fmt: skip
@@ -272,7 +204,7 @@ class _Functorch(Function):
 
     @staticmethod
     def forward(*inputs: Any) -> Any:
-        return _forward(*inputs, True, False, False, _in_json(-math.inf), *PLAIN[3:])[:3]
+        return forward_op(*inputs, True, False, False, _in_json(-math.inf), *PLAIN[3:])[:3]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -287,28 +219,6 @@ class _Functorch(Function):
         return *_grads(ctx, grad_pos, grad_lse), *(None,) * 3
 
 
-def scale_and_factor(scale: float | Tensor, none: Tensor) -> tuple[Tensor, float]:
-    """How a scale crosses the op boundary."""
-    return (scale, 1.0) if isinstance(scale, Tensor) else (none, float(scale))
-
-
-def check_columns(
-    n: int, m: int, device: torch.device, bias: Tensor | None, row_id: Tensor | None, col_id: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Checks what comes beside the matrices; ids of any integer dtype come back as int64."""
-    if bias is not None:
-        vector("bias", bias, m, device)
-    if (row_id is None) != (col_id is None):
-        raise ValueError(
-            f"{'row_id' if row_id is None else 'col_id'}: expected both row_id and col_id or neither, got one of them"
-        )
-    if row_id is None or col_id is None:
-        return None, None
-    vector("row_id", row_id, n, device, INTEGERS)
-    vector("col_id", col_id, m, device, INTEGERS)
-    return as_int64(row_id), as_int64(col_id)
-
-
 def contrast(
     query: Tensor,  # [N, D]
     key: Tensor,  # [M, D]
@@ -318,7 +228,6 @@ def contrast(
     bias: Tensor | None = None,  # [M]
     row_id: Tensor | None = None,  # [N]
     col_id: Tensor | None = None,  # [M]
-    expected: Expected | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """The two numbers per row that every contrastive loss is made of, without storing the N x M logits.
 
@@ -335,7 +244,6 @@ def contrast(
             out.
         row_id, col_id: [N] and [M], any integer dtype, both or neither: a column whose id equals the row's is left out
             of that row's sum.
-        expected: what a loss on top will send back, if that is known; for speed alone (see `fastcl.ops.Expected`).
 
     Returns:
         (pos [N] or None, lse [N]), float32, or float64 if query, key or positive is. A row with nothing to sum has lse
@@ -366,6 +274,21 @@ def contrast(
     >>> [round(v, 4) for v in lse.tolist()]  # log(e^2 + e^0 + e^2), twice
     [2.7586, 2.7586]
     """
+    return contrast_expecting(None, query, key, positive, scale=scale, bias=bias, row_id=row_id, col_id=col_id)
+
+
+def contrast_expecting(
+    expected: Expected | None,
+    query: Tensor,
+    key: Tensor,
+    positive: Tensor | None = None,
+    *,
+    scale: float | Tensor = 1.0,
+    bias: Tensor | None = None,
+    row_id: Tensor | None = None,
+    col_id: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor]:
+    """`contrast` for losses, which may know what they will send back: for speed alone (see `Expected`)."""
     matrix("query", query)
     (n, d), device = query.shape, query.device
     matrix("key", key, None, d, device)
@@ -388,5 +311,5 @@ def contrast(
     elif torch.is_grad_enabled() and any([t.requires_grad for t in tensors[:5]]):
         pos, lse = _Eager.apply(*tensors, factor, shift, expecting)
     else:
-        pos, lse, *_ = _forward(*tensors[:7], factor, False, False, False, shift, none, none, none)
+        pos, lse, *_ = forward_op(*tensors[:7], factor, False, False, False, shift, none, none, none)
     return (None if positive is None else pos), lse

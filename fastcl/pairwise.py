@@ -8,12 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastcl.arithmetic import compute_dtype, dot, softplus
 from fastcl.checks import check_constant, check_reduction, check_scale, check_tensor, check_weight, in_memory
-from fastcl.fallback import compute_dtype
-from fastcl.losses import softplus
+from fastcl.ops_pairwise import softplus_sum
 from fastcl.private import private_similarity
 from fastcl.rows import check_batch, check_negatives, reduced
-from fastcl.softplus import softplus_sum
 
 
 def _check(query: Tensor, positive_key: Tensor, negative_keys: Tensor, reduction: str, weight: Tensor | None) -> None:
@@ -22,11 +21,6 @@ def _check(query: Tensor, positive_key: Tensor, negative_keys: Tensor, reduction
     check_weight(weight, query.shape[0], query.device)
     for name, t in (("query", query), ("positive_key", positive_key), ("negative_keys", negative_keys)):
         in_memory(name, t)
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    dtype = compute_dtype(a, b)
-    return (a.to(dtype) * b.to(dtype)).sum(-1)
 
 
 def bpr(
@@ -53,7 +47,7 @@ def bpr(
     0.3133
     """
     _check(query, positive_key, negative_keys, reduction, weight)
-    pos = _dot(query, positive_key)
+    pos = dot(query, positive_key)
     if negative_keys.dim() == 2:
         return reduced(softplus_sum(query, negative_keys, offset=-pos), reduction, weight)
     return reduced(softplus(private_similarity(query, negative_keys) - pos[:, None]).sum(1), reduction, weight)
@@ -75,7 +69,7 @@ def negative_sampling(
     2.3927
     """
     _check(query, positive_key, negative_keys, reduction, weight)
-    positive = softplus(-_dot(query, positive_key))
+    positive = softplus(-dot(query, positive_key))
     if negative_keys.dim() == 2:
         return reduced(positive + softplus_sum(query, negative_keys), reduction, weight)
     return reduced(positive + softplus(private_similarity(query, negative_keys)).sum(1), reduction, weight)
@@ -118,7 +112,7 @@ def siglip(
     n, dtype = query.shape[0], compute_dtype(query, key)
     offset = torch.as_tensor(logit_bias, dtype=dtype, device=query.device).expand(n)
     ids = torch.arange(n, device=query.device)
-    positive = softplus(-(_dot(query, key) * logit_scale + offset))
+    positive = softplus(-(dot(query, key) * logit_scale + offset))
     rows = positive + softplus_sum(query, key, scale=logit_scale, offset=offset, row_id=ids, col_id=ids)
     return reduced(rows, reduction, weight)
 
@@ -153,7 +147,7 @@ def triplet(
     check_reduction(reduction)
     check_weight(weight, anchor.shape[0], anchor.device)
     check_constant("margin", margin, lambda x: x > 0, "above 0")
-    return reduced(F.relu(_dot(anchor, negative) - _dot(anchor, positive) + margin), reduction, weight)
+    return reduced(F.relu(dot(anchor, negative) - dot(anchor, positive) + margin), reduction, weight)
 
 
 def jensen_shannon(
@@ -172,7 +166,7 @@ def jensen_shannon(
     1.0064
     """
     _check(query, positive_key, negative_keys, reduction, weight)
-    positive = softplus(-_dot(query, positive_key))
+    positive = softplus(-dot(query, positive_key))
     count = max(1, negative_keys.shape[-2])
     if negative_keys.dim() == 2:
         return reduced(positive + softplus_sum(query, negative_keys) / count, reduction, weight)

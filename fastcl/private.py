@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fastcl.fallback import compute_dtype, no_autocast
+from fastcl.arithmetic import compute_dtype, no_autocast
 
 
 def private_similarity(query: Tensor, keys: Tensor) -> Tensor:

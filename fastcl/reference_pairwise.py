@@ -1,4 +1,4 @@
-"""Textbook twins of softplus.py and pairwise.py, with every logit stored; part of `fastcl.reference`.
+"""Textbook twins of ops_pairwise.py and pairwise.py, with every logit stored; part of `fastcl.reference`.
 
 The rules are those of reference.py: for tests and benchmarks only, nothing validated, none of the package's own code.
 """

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from fastcl import ops
-from fastcl.fallback import _weights
+from fastcl.arithmetic import softmax_weights
+from fastcl.library import NONE
 
 Group = dist.ProcessGroup | None
 
@@ -103,15 +104,16 @@ class RingLse(Function):
             if step:
                 block = _pass_on(block, group)
             columns = _cut(block, size)
-            _, part, mean, *_ = ops._forward(
-                query, columns[0], ops._NONE, scale, columns[2], ids, columns[1], factor, row_grad, *ops.PLAIN
+            _, part, mean, *_ = ops.forward_op(
+                query, columns[0], NONE, scale, columns[2], ids, columns[1], factor, row_grad, *ops.PLAIN
             )
             if lse is None or mean_key is None:
                 lse, mean_key = part, mean
                 continue
             total = torch.logaddexp(lse, part)
             if row_grad:
-                mean_key = _weights(lse[:, None], total) * mean_key + _weights(part[:, None], total) * mean
+                before, now = (softmax_weights(x[:, None], total) for x in (lse, part))
+                mean_key = before * mean_key + now * mean
             lse = total
         ctx.save_for_backward(query, key, scale, bias, ids, lse, mean_key)
         assert lse is not None
@@ -134,8 +136,8 @@ class RingLse(Function):
         for step, size in enumerate(visits if sums else visits[:1]):
             columns = _cut(block, size)
             rows = step == 0  # the queries' side is done at once, by mean_key
-            found = ops._backward(
-                lse.new_empty(0), grad, query, columns[0], ops._NONE, scale, columns[2], ids, columns[1], lse, mean_key,
+            found = ops.backward_op(
+                lse.new_empty(0), grad, query, columns[0], NONE, scale, columns[2], ids, columns[1], lse, mean_key,
                 *ops.NO_SUMS, ctx.factor, need_query and rows, need_key, False, need_scale and rows, need_bias,
             )  # fmt: skip
             if rows:
@@ -165,4 +167,4 @@ def _columns(key: Tensor, ids: Tensor, bias: Tensor | None, sizes: list[int]) ->
 
 def _cut(block: list[Tensor], size: int) -> list[Tensor]:
     """key, id and bias of a block without what fills it up."""
-    return [t[:size] for t in (*block, *([] if len(block) == 3 else [ops._NONE]))]
+    return [t[:size] for t in (*block, *([] if len(block) == 3 else [NONE]))]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fastcl.arithmetic import compute_dtype, dot, logaddexp
 from fastcl.both_ways import both_ways, from_one_product
 from fastcl.checks import (
     as_ids,
@@ -22,9 +23,8 @@ from fastcl.checks import (
     matrix,
     on_device,
 )
-from fastcl.fallback import compute_dtype
 from fastcl.negatives import Columns
-from fastcl.ops import Expected, contrast
+from fastcl.ops import Expected, contrast, contrast_expecting
 from fastcl.private import private_similarity
 
 
@@ -143,7 +143,8 @@ def rows_of(
             last = nth == len(segments)
             if last and expected is not None and total is not None:
                 expected = expected._replace(rest=total)
-            pos, lse = contrast(
+            pos, lse = contrast_expecting(
+                expected if last else None,
                 query,
                 segment.keys,
                 positive if last else None,
@@ -151,7 +152,6 @@ def rows_of(
                 bias=bias,
                 row_id=row_id,
                 col_id=col_id,
-                expected=expected if last else None,
             )
             total = lse if total is None else logaddexp(total, lse)
         assert total is not None
@@ -161,8 +161,7 @@ def rows_of(
         expected = expected._replace(row_shift=-given.log_q)
     pos, lse = merged(scale, positive_key, expected)
     if pos is None:
-        dtype = compute_dtype(query, positive_key)
-        pos = (query.to(dtype) * positive_key.to(dtype)).sum(-1) * scale
+        pos = dot(query, positive_key) * scale
     if given.log_q is not None:
         pos = pos - given.log_q.to(pos)
     sizes = [segment.size() for segment in segments]
@@ -230,12 +229,6 @@ def _private_lse(query: Tensor, keys: Tensor, scale: float | Tensor, given: Nega
     # The gradient of logsumexp in a row of -inf alone is NaN; such a row gets a constant instead.
     empty = (logits == -torch.inf).all(1)
     return torch.logsumexp(logits.masked_fill(empty[:, None], 0.0), 1).masked_fill(empty, -torch.inf)
-
-
-def logaddexp(a: Tensor, b: Tensor) -> Tensor:
-    """torch.logaddexp with zero gradient, not NaN, where both are -inf."""
-    empty = (a == -torch.inf) & (b == -torch.inf)
-    return torch.logaddexp(a.masked_fill(empty, 0.0), b).masked_fill(empty, -torch.inf)
 
 
 def _count(

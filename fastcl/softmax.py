@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastcl.arithmetic import softplus
 from fastcl.checks import as_ids, check_reduction, check_temperature, check_tensor, check_weight, readable
-from fastcl.losses import infonce, softplus
-from fastcl.ops import Expected, contrast
+from fastcl.losses import infonce
+from fastcl.ops import Expected, contrast_expecting
 from fastcl.rows import Queue, inverse, reduced
 
 
@@ -143,7 +144,8 @@ def linear_cross_entropy(
     at_target = None if bias is None else bias[target]
     counted = (~ignored).to(scale if isinstance(scale, Tensor) else positive)
     expected = Expected(0.0, at_target, weight=counted if weight is None else weight * counted)
-    pos, lse = contrast(
+    pos, lse = contrast_expecting(
+        None if reduction == "none" else expected,
         query,
         table,
         positive,
@@ -151,7 +153,6 @@ def linear_cross_entropy(
         bias=bias,
         row_id=target,
         col_id=classes,
-        expected=None if reduction == "none" else expected,
     )
     assert pos is not None
     if at_target is not None:

@@ -6,9 +6,9 @@ Each is one call of the op over the set against itself, where ids keep a row fro
 import torch
 from torch import Tensor
 
+from fastcl.arithmetic import compute_dtype, softplus
 from fastcl.checks import as_ids, check_reduction, check_temperature, check_tensor, check_weight, positive_number
-from fastcl.fallback import compute_dtype
-from fastcl.losses import infonce, softplus
+from fastcl.losses import infonce
 from fastcl.normalize import normalized
 from fastcl.ops import contrast
 from fastcl.rows import inverse, reduced

@@ -16,7 +16,7 @@ import torch
 from compiler import compile_all, compiler_or_skip
 from torch import Tensor
 
-from fastcl import softplus
+from fastcl import ops_pairwise
 
 ROOT = Path(__file__).resolve().parent.parent
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}  # DType of csrc/contrast.h
@@ -264,5 +264,5 @@ class _SoftplusSum(torch.autograd.Function):
             return d_key, d_bias
 
         needs = ctx.needs_input_grad[1:6]
-        found = softplus._gradients(columns, needs, ctx.factor, grad.contiguous(), *ctx.saved_tensors)
+        found = ops_pairwise._gradients(columns, needs, ctx.factor, grad.contiguous(), *ctx.saved_tensors)
         return None, *(x if needed else None for x, needed in zip(found, needs, strict=True)), None, None, None

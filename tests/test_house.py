@@ -1,13 +1,19 @@
-"""How the packages of fastcl.recsys may know each other: data <- models, evaluation <- training <- serving <- reporting
-<- cli; and no module knows itself through others. Imports for type checkers and inside functions count too."""
+"""How the parts of fastcl may know each other: the packages of fastcl.recsys in one direction, data <- models,
+evaluation <- training <- serving <- reporting <- cli; no module knows itself through others, and none takes private
+names of another. Imports for type checkers and inside functions count too."""
 
 import ast
+import importlib
+import pkgutil
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import fastcl
 import fastcl.recsys
 
 FOLDER = Path(fastcl.recsys.__file__).parent
+ROOT = Path(fastcl.__file__).parent
 # A package may import those of a lower number, and itself; what lies beside the packages imports none of them.
 FLOOR = {"data": 0, "models": 1, "evaluation": 1, "training": 2, "serving": 3, "reporting": 4, "cli": 5}
 DOORS = {"__init__", "__main__"}
@@ -58,3 +64,40 @@ def _known(file: Path) -> set[str]:
     """The packages of fastcl.recsys that a file imports from."""
     below = [name.split(".")[2] for name in _names(file) if name.startswith("fastcl.recsys.")]
     return {name for name in below if name in FLOOR}
+
+
+def test_no_name_hides_a_module() -> None:
+    """`import fastcl.x as m` gives what the package calls `x`: a function of that name would be given instead."""
+    found = [m.name for m in pkgutil.walk_packages(fastcl.__path__, "fastcl.")]
+    names = [name for name in found if not name.endswith(("_C_cuda", "__main__"))]  # not to be imported everywhere
+    assert "fastcl.ops_pairwise" in names
+    hidden = []
+    for name in names:
+        module = importlib.import_module(name)
+        package, _, last = name.rpartition(".")
+        if getattr(sys.modules[package], last) is not module:
+            hidden.append(name)
+    assert hidden == []
+
+
+def test_packages_take_no_private_names_from_each_other() -> None:
+    """A name with an underscore in front belongs to its file; modules whose name has one belong to fastcl."""
+    private = {str(file.relative_to(ROOT)): _private(file) for file in ROOT.rglob("*.py")}
+    assert {file: names for file, names in private.items() if names} == {}
+
+
+def _private(file: Path) -> set[str]:
+    tree = ast.parse(file.read_text())
+    modules, taken = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("fastcl"):
+            for alias in node.names:
+                is_module = (ROOT.parent / f"{node.module}.{alias.name}".replace(".", "/")).with_suffix(".py").is_file()
+                if is_module:
+                    modules.add(alias.asname or alias.name)
+                elif alias.name.startswith("_") and alias.name not in ("_C", "_C_cuda"):
+                    taken.add(f"{node.module}.{alias.name}")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr.startswith("_"):
+            taken |= {f"{node.value.id}.{node.attr}"} if node.value.id in modules else set()
+    return taken

@@ -31,7 +31,7 @@ def test_expected_gradients_are_those_of_the_general_path(
     inputs = (*problem(*shape, dtype), 0.7)
     n, m, d = shape
     weight, rest, row_shift = torch.rand(n), torch.randn(n), torch.randn(n)
-    pos, lse, mean_key, expected, key_sum, bias_sum = ops._forward(
+    pos, lse, mean_key, expected, key_sum, bias_sum = ops.forward_op(
         *inputs, True, True, True, math.log(0.3), row_shift, rest, weight
     )
     other = torch.logaddexp(pos + math.log(0.3) + row_shift, rest.to(pos))
@@ -39,8 +39,8 @@ def test_expected_gradients_are_those_of_the_general_path(
     wanted = (False, True, False, False, True)
     saved = (*inputs[:7], lse, mean_key)
     upstream = (torch.zeros_like(lse), 3.0 * expected)
-    _, key, _, _, bias = ops._backward(*upstream, *saved, expected, key_sum, bias_sum, 0.7, *wanted)
-    _, again, _, _, bias_again = ops._backward(*upstream, *saved, *ops.NO_SUMS, 0.7, *wanted)
+    _, key, _, _, bias = ops.backward_op(*upstream, *saved, expected, key_sum, bias_sum, 0.7, *wanted)
+    _, again, _, _, bias_again = ops.backward_op(*upstream, *saved, *ops.NO_SUMS, 0.7, *wanted)
     tolerance = {torch.float64: 1e-12, torch.float32: 2e-5}.get(dtype, 2e-2)
     assert key.dtype == dtype
     torch.testing.assert_close(key, again, rtol=tolerance, atol=tolerance)
@@ -49,13 +49,13 @@ def test_expected_gradients_are_those_of_the_general_path(
 
 def test_the_sums_are_used_if_and_only_if_the_gradient_is_as_expected(isa: str) -> None:
     inputs = (*problem(20, 100, 8, torch.float32), 1.0)
-    _, lse, mean_key, expected, key_sum, bias_sum = ops._forward(*inputs, True, True, True, 0.0, NONE, NONE, NONE)
+    _, lse, mean_key, expected, key_sum, bias_sum = ops.forward_op(*inputs, True, True, True, 0.0, NONE, NONE, NONE)
     wanted = (False, True, False, False, False)
     marked = torch.full_like(key_sum, 7.0)
 
     def key_gradient(upstream: Tensor, key_sum: Tensor) -> Tensor:
         saved = (*inputs[:7], lse, mean_key, expected, key_sum, bias_sum)
-        return ops._backward(torch.zeros_like(lse), upstream.contiguous(), *saved, 1.0, *wanted)[1]
+        return ops.backward_op(torch.zeros_like(lse), upstream.contiguous(), *saved, 1.0, *wanted)[1]
 
     assert torch.equal(key_gradient(expected, marked), marked)
     assert torch.equal(key_gradient(-2.0 * expected, marked), -2.0 * marked)
@@ -70,7 +70,7 @@ def test_the_sums_are_used_if_and_only_if_the_gradient_is_as_expected(isa: str) 
 def test_nothing_is_kept_where_it_would_be_too_much() -> None:
     query, key = torch.randn(3, 2, requires_grad=True), torch.randn(300_000, 2, requires_grad=True)
     inputs = (query.detach(), key.detach(), *(NONE,) * 5, 1.0)
-    expected = ops._forward(*inputs, True, True, False, -math.inf, NONE, NONE, NONE)[3]
+    expected = ops.forward_op(*inputs, True, True, False, -math.inf, NONE, NONE, NONE)[3]
     assert expected.isnan().all()
     fastcl.dcl(query, query.detach(), key, normalize=False, temperature=1.0).backward()
     weights = torch.softmax(query.detach() @ key.detach().T, 1)
@@ -97,9 +97,9 @@ def test_a_mean_has_the_gradients_of_the_mean_of_the_rows(loss: str, isa: str) -
 def test_a_wrong_expectation_is_refused(name: str) -> None:
     query, key, positive = (torch.randn(rows, 3, requires_grad=True) for rows in (4, 9, 4))
     with pytest.raises(ValueError, match=rf"expected.{name}: expected shape \[4\], got \[5\]"):
-        fastcl.contrast(query, key, positive, expected=ops.Expected(0.0, **{name: torch.zeros(5)}))
+        ops.contrast_expecting(ops.Expected(0.0, **{name: torch.zeros(5)}), query, key, positive)
     with pytest.raises(TypeError, match=rf"expected.{name}: expected dtype float64, .*got torch.int64"):
-        fastcl.contrast(query, key, positive, expected=ops.Expected(0.0, **{name: torch.zeros(4, dtype=torch.int64)}))
+        ops.contrast_expecting(ops.Expected(0.0, **{name: torch.zeros(4).long()}), query, key, positive)
 
 
 AMX = pytest.mark.skipif("amx" not in fastcl.config()["isas"], reason="no AMX here")

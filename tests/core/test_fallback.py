@@ -46,14 +46,14 @@ def test_agrees_with_the_kernels(
     monkeypatch.setattr(fallback, "_CHUNK_ELEMENTS", chunk)
     inputs = problem(*shape, dtype, options)
     for row_grad in (False, True):
-        ours, theirs = fallback.forward(*inputs, row_grad), ops._forward(*inputs, row_grad, *ops.PLAIN)
+        ours, theirs = fallback.forward(*inputs, row_grad), ops.forward_op(*inputs, row_grad, *ops.PLAIN)
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
     _, lse, mean_key, *nothing = theirs
     upstream = torch.linspace(-1, 1, shape[0], dtype=lse.dtype)
     args = (upstream, upstream.flip(0).contiguous(), *inputs[:7], lse, mean_key, *nothing, inputs[7])
     for wanted in [(True,) * 5, (True, False, False, False, False), (False, True, False, False, True)]:
-        for a, b in zip(fallback.backward(*args, *wanted), ops._backward(*args, *wanted), strict=True):
+        for a, b in zip(fallback.backward(*args, *wanted), ops.backward_op(*args, *wanted), strict=True):
             assert (a.dtype, a.shape) == (b.dtype, b.shape)
             torch.testing.assert_close(a, b, rtol=2e-2 if dtype == torch.bfloat16 else 5e-5, atol=5e-5)
 
@@ -89,8 +89,8 @@ _COUNT = """
 import torch, fastcl
 from fastcl import fallback
 calls = []
-chunks = fallback._chunks
-fallback._chunks = lambda n, m: calls.append((n, m)) or chunks(n, m)
+chunks = fallback.chunks
+fallback.chunks = lambda n, m: calls.append((n, m)) or chunks(n, m)
 fastcl.contrast(torch.ones(3, 2), torch.ones(4, 2))
 print(calls, fastcl.config()["cpu"])
 """
@@ -106,7 +106,7 @@ def test_the_environment_forces_it_on_the_cpu() -> None:
 def test_it_is_not_what_runs_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     if fallback.FORCED:
         pytest.skip("FASTCL_FALLBACK=1 is set")
-    monkeypatch.setattr(fallback, "_chunks", lambda n, m: pytest.fail("the chunked path ran"))
+    monkeypatch.setattr(fallback, "chunks", lambda n, m: pytest.fail("the chunked path ran"))
     fastcl.contrast(torch.ones(3, 2), torch.ones(4, 2))
     assert fastcl.config()["cpu"] == "compiled kernels"
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastcl import fallback, normalize, ops, softplus
+from fastcl import fallback, normalize, ops, ops_pairwise
 
 pytestmark = pytest.mark.skipif(fallback.FORCED, reason="the compiled kernels alone read raw memory")
 N, M, D = 6, 5, 4
@@ -33,7 +33,7 @@ def _arguments(dtype: torch.dtype = torch.float32) -> dict[str, list]:
     row, col = torch.arange(N) % 3, torch.arange(M) % 2
     columns = [randn(M), row, col, 1.3]
     forward = [q, k, p, randn(N), *columns, True, True, True, 0.5, randn(N), randn(N), randn(N)]
-    _, lse, *sums = ops._forward(*forward)
+    _, lse, *sums = ops.forward_op(*forward)
     offset, grad = randn(N), randn(N)
     unit, inverse = normalize._forward(q)
     return {
@@ -47,10 +47,10 @@ def _arguments(dtype: torch.dtype = torch.float32) -> dict[str, list]:
 
 
 RUN = {
-    "contrast_forward": ops._forward,
-    "contrast_backward": ops._backward,
-    "softplus_sum_forward": softplus._forward,
-    "softplus_sum_backward": softplus._backward,
+    "contrast_forward": ops.forward_op,
+    "contrast_backward": ops.backward_op,
+    "softplus_sum_forward": ops_pairwise.forward_op,
+    "softplus_sum_backward": ops_pairwise.backward_op,
     "normalize_forward": normalize._forward,
     "normalize_backward": normalize._backward,
 }
@@ -140,18 +140,18 @@ def absent_ones_are_refused_where_they_are_needed() -> int:
     forward = _arguments()["contrast_forward"]
     backward = _arguments()["contrast_backward"]
     cases = [
-        (ops._forward, forward, {2: NONE}),  # a shift without a positive
-        (ops._forward, forward, {2: NONE, 11: float("nan")}),
-        (ops._forward, forward, {1: NONE}),
-        (ops._forward, forward, {6: NONE}),  # ids of rows alone
-        (ops._forward, forward, {5: NONE}),
-        (ops._backward, backward, {4: NONE}),  # the gradient of a positive that is not there
-        (ops._backward, backward, {4: NONE.half()}),
-        (ops._backward, backward, {3: NONE}),
-        (ops._backward, backward, {9: NONE}),
-        (ops._backward, backward, {10: NONE}),
-        (ops._backward, backward, {13: torch.ones(1)}),  # a sum for one column
-        (ops._backward, backward, {13: torch.ones(M, dtype=torch.float64)}),
+        (ops.forward_op, forward, {2: NONE}),  # a shift without a positive
+        (ops.forward_op, forward, {2: NONE, 11: float("nan")}),
+        (ops.forward_op, forward, {1: NONE}),
+        (ops.forward_op, forward, {6: NONE}),  # ids of rows alone
+        (ops.forward_op, forward, {5: NONE}),
+        (ops.backward_op, backward, {4: NONE}),  # the gradient of a positive that is not there
+        (ops.backward_op, backward, {4: NONE.half()}),
+        (ops.backward_op, backward, {3: NONE}),
+        (ops.backward_op, backward, {9: NONE}),
+        (ops.backward_op, backward, {10: NONE}),
+        (ops.backward_op, backward, {13: torch.ones(1)}),  # a sum for one column
+        (ops.backward_op, backward, {13: torch.ones(M, dtype=torch.float64)}),
     ]
     for run, right, changes in cases:
         arguments = [changes.get(i, x) for i, x in enumerate(right)]

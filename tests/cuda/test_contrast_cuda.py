@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 import fastcl
-from fastcl import fallback, ops, softplus
+from fastcl import fallback, library, ops, ops_pairwise
 from fastcl.recsys import CLRec, SASRec
 
 EMULATED = "FASTCL_EMULATED_OP" in os.environ
@@ -85,7 +85,7 @@ test_gradcheck_of_softplus_sums = test_pairwise.test_gradcheck_and_gradgradcheck
 
 
 def test_it_is_the_cuda_op_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "_chunks", lambda n, m: pytest.fail("the chunked path ran"))
+    monkeypatch.setattr(fallback, "chunks", lambda n, m: pytest.fail("the chunked path ran"))
     tensors, rest = Problem(5, 7, 3, F32, F32).build()
     for x in fastcl.contrast(**leaves(tensors, frozenset(tensors)), **rest):
         x.sum().backward(retain_graph=True)
@@ -137,7 +137,7 @@ def test_no_rows(d: int) -> None:
     assert pos.shape == lse.shape == (0,)
     for x, grad in zip(inputs, torch.autograd.grad(lse.sum() + pos.sum(), inputs), strict=True):
         assert torch.equal(grad, torch.zeros_like(x))
-    total = softplus.softplus_sum(query, key, bias=bias)
+    total = ops_pairwise.softplus_sum(query, key, bias=bias)
     assert total.shape == (0,)
     for x, grad in zip(inputs, torch.autograd.grad(total.sum(), inputs), strict=True):
         assert torch.equal(grad, torch.zeros_like(x))
@@ -208,20 +208,20 @@ def test_tf32_where_torch_allows_it(tf32: None) -> None:
 def test_sums_on_the_way_are_declined() -> None:
     g = torch.Generator().manual_seed(0)
     query, key = torch.randn(5, 4, generator=g).to(DEVICE), torch.randn(6, 4, generator=g).to(DEVICE)
-    none = [ops._NONE] * 5
-    *_, expected, key_sum, bias_sum = ops._forward(query, key, *none, 1.0, True, True, True, *ops.PLAIN[2:])
+    none = [library.NONE] * 5
+    *_, expected, key_sum, bias_sum = ops.forward_op(query, key, *none, 1.0, True, True, True, *ops.PLAIN[2:])
     assert expected.isnan().all()
     assert [list(t.shape) for t in (expected, key_sum, bias_sum)] == [[5], [6, 4], [6]]
 
 
 def test_calls_past_the_checks_in_python_are_refused() -> None:
     query, key = torch.randn(5, 4, device=DEVICE), torch.randn(6, 4, device=DEVICE)
-    none = [ops._NONE] * 5
+    none = [library.NONE] * 5
 
     def call(**changes: Tensor) -> None:
         given = {"query": query, "key": key, "row_id": none[0], "col_id": none[0]} | changes
         args = (given["query"], given["key"], *none[:3], given["row_id"], given["col_id"])
-        ops._forward(*args, 1.0, False, *ops.PLAIN)
+        ops.forward_op(*args, 1.0, False, *ops.PLAIN)
 
     for change, message in (
         ({"key": key[:, :3].contiguous()}, r"key: expected shape \[6, 4\], got \[6, 3\]"),

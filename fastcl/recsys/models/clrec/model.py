@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastcl.library import absent
 from fastcl.momentum import momentum_update
 from fastcl.negatives import NegativeQueue
-from fastcl.ops import absent
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.models.base import Model
 from fastcl.recsys.models.batching import Packed, Spans, batch_count, batched, log_shares, newest, pack, time_buckets

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastcl.fallback import no_autocast
+from fastcl.arithmetic import no_autocast
 from fastcl.normalize import normalized
 from fastcl.recsys.data import PAD, Items
 

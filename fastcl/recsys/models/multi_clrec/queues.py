@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fastcl.losses import softplus
+from fastcl.arithmetic import softplus
 from fastcl.negatives import NegativeQueue
-from fastcl.ops import Expected, contrast
+from fastcl.ops import Expected, contrast, contrast_expecting
 from fastcl.recsys.models.clrec.queues import SOURCES
 from fastcl.rows import logaddexp
 
@@ -94,7 +94,7 @@ def infonce(
     rest = logaddexp(main, torch.empty_like(main).index_copy(0, order, torch.cat(parts)))
     own = torch.arange(len(query), device=query.device) if ids is None else ids
     expected = Expected(shift=0.0, rest=rest)
-    pos, lse = contrast(query, positive, positive, scale=scale, row_id=own, col_id=own, expected=expected)
+    pos, lse = contrast_expecting(expected, query, positive, positive, scale=scale, row_id=own, col_id=own)
     assert pos is not None
     return softplus(logaddexp(rest, lse) - pos).mean()
 

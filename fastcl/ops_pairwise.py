@@ -7,19 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from fastcl import fallback, ops
-from fastcl.checks import check_scale, functorch_active, matrix, vector
+from fastcl import fallback
+from fastcl.arithmetic import compute_dtype, finite_or_nan, no_autocast, softplus
+from fastcl.checks import check_columns, check_scale, functorch_active, matrix, vector
+from fastcl.library import LIBRARY, handed_over, implement, none_for, scale_and_factor
 
-# As in ops.py, an absent tensor crosses the op boundary as an empty one.
-ops._lib.define(
+# An absent tensor crosses the op boundary as an empty one (see library.py).
+LIBRARY.define(
     "softplus_sum_forward(Tensor query, Tensor key, Tensor scale, Tensor offset, Tensor bias, "
     "Tensor row_id, Tensor col_id, float factor, bool row_grad) -> (Tensor total, Tensor sum_key, Tensor sum_weight)"
 )
-ops._lib.define(
+LIBRARY.define(
     "softplus_sum_backward(Tensor grad, Tensor query, Tensor key, Tensor scale, Tensor offset, Tensor bias, "
     "Tensor row_id, Tensor col_id, float factor, bool key_grad, bool bias_grad) -> (Tensor grad_key, Tensor grad_bias)"
 )
@@ -29,7 +30,7 @@ def _logits(query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Ten
             factor: float, dtype: torch.dtype, rows: slice) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Logits of some rows [n, M], -inf where excluded, and the rows of query times their scale [n, D]."""
     scaled = query[rows].to(dtype) * (
-        fallback.finite_or_nan(scale.to(dtype)) if scale.dim() == 0 else _some(scale, rows, dtype, factor)
+        finite_or_nan(scale.to(dtype)) if scale.dim() == 0 else _some(scale, rows, dtype, factor)
     )
     x = scaled @ key.to(dtype).T
     if offset.numel():
@@ -43,18 +44,18 @@ def _logits(query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Ten
 
 def _some(scale: Tensor, rows: slice, dtype: torch.dtype, factor: float) -> Tensor | float:
     if scale.numel():
-        return fallback.finite_or_nan(scale[rows, None].to(dtype))
+        return finite_or_nan(scale[rows, None].to(dtype))
     return factor if math.isfinite(factor) else math.nan
 
 
-@fallback.no_autocast
+@no_autocast
 def _chunked_forward(query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, row_id: Tensor,
                      col_id: Tensor, factor: float, row_grad: bool) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    dtype = fallback.compute_dtype(query, key)
+    dtype = compute_dtype(query, key)
     total, sum_key, sum_weight = [], [], []
-    for rows in fallback._chunks(query.shape[0], key.shape[0]):
+    for rows in fallback.chunks(query.shape[0], key.shape[0]):
         x, _ = _logits(query, key, scale, offset, bias, row_id, col_id, factor, dtype, rows)
-        total.append(F.softplus(x, threshold=40.0).sum(1))
+        total.append(softplus(x).sum(1))
         if row_grad:
             weight = torch.sigmoid(x)
             sum_key.append(weight @ key.to(dtype))
@@ -65,13 +66,13 @@ def _chunked_forward(query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, 
     return torch.cat(total), torch.cat(sum_key), torch.cat(sum_weight)
 
 
-@fallback.no_autocast
+@no_autocast
 def _chunked_backward(grad: Tensor, query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor,
                       row_id: Tensor, col_id: Tensor, factor: float, key_grad: bool,
                       bias_grad: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
     d_key = torch.zeros_like(key, dtype=grad.dtype) if key_grad else grad.new_empty(0)
     d_bias = grad.new_zeros(key.shape[0]) if bias_grad else grad.new_empty(0)
-    for rows in fallback._chunks(query.shape[0], key.shape[0]):
+    for rows in fallback.chunks(query.shape[0], key.shape[0]):
         x, scaled = _logits(query, key, scale, offset, bias, row_id, col_id, factor, grad.dtype, rows)
         weight = torch.sigmoid(x) * grad[rows, None]
         if key_grad:
@@ -81,28 +82,28 @@ def _chunked_backward(grad: Tensor, query: Tensor, key: Tensor, scale: Tensor, o
     return d_key.to(key.dtype) if key_grad else d_key, d_bias
 
 
-ops._implement("softplus_sum_forward", _chunked_forward)
-ops._implement("softplus_sum_backward", _chunked_backward)
+implement("softplus_sum_forward", _chunked_forward)
+implement("softplus_sum_backward", _chunked_backward)
 
 
-@torch.library.register_fake("fastcl::softplus_sum_forward", lib=ops._lib)
+@torch.library.register_fake("fastcl::softplus_sum_forward", lib=LIBRARY)
 def _(query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor,
       factor: float, row_grad: bool) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    dtype, (n, d) = fallback.compute_dtype(query, key), query.shape
+    dtype, (n, d) = compute_dtype(query, key), query.shape
     shapes: tuple[Any, ...] = ((n,), (n, d) if row_grad else (0,), (n if row_grad else 0,))
     total, sum_key, sum_weight = (query.new_empty(shape, dtype=dtype) for shape in shapes)
     return total, sum_key, sum_weight
 
 
-@torch.library.register_fake("fastcl::softplus_sum_backward", lib=ops._lib)
+@torch.library.register_fake("fastcl::softplus_sum_backward", lib=LIBRARY)
 def _(grad: Tensor, query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, row_id: Tensor,
       col_id: Tensor, factor: float, key_grad: bool, bias_grad: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
     d_key = torch.empty_like(key) if key_grad else grad.new_empty(0)
     return d_key, grad.new_empty(key.shape[0] if bias_grad else 0)
 
 
-_forward = torch.ops.fastcl.softplus_sum_forward.default
-_backward = torch.ops.fastcl.softplus_sum_backward.default
+forward_op = torch.ops.fastcl.softplus_sum_forward.default
+backward_op = torch.ops.fastcl.softplus_sum_backward.default
 
 
 def _gradients(columns: Callable[..., Any], needs: tuple[bool, ...], factor: float, grad: Tensor, query: Tensor,
@@ -133,7 +134,7 @@ class _Gradients(Function):
 
     @staticmethod
     def forward(needs: tuple[bool, ...], factor: float, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return _gradients(_backward, needs, factor, *tensors)
+        return _gradients(backward_op, needs, factor, *tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -164,7 +165,7 @@ class _SoftplusSum(Function):
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return _forward(*inputs[:-1])
+        return forward_op(*inputs[:-1])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -172,14 +173,14 @@ class _SoftplusSum(Function):
         _, sum_key, sum_weight = output
         ctx.mark_non_differentiable(sum_key, sum_weight)
         if not (keep or ctx.needs_input_grad[1] or ctx.needs_input_grad[4]):
-            key = bias = col_id = ops.none_for(query)  # frozen columns: see ops.py
+            key = bias = col_id = none_for(query)  # frozen columns: see ops.py
         ctx.save_for_backward(query, key, scale, offset, bias, row_id, col_id, sum_key, sum_weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
         needs = tuple(ctx.needs_input_grad[:5])
         args = (needs, ctx.factor, grad.contiguous(), *ctx.saved_tensors)
-        found = _Gradients.apply(*args) if torch.is_grad_enabled() else _gradients(_backward, *args)
+        found = _Gradients.apply(*args) if torch.is_grad_enabled() else _gradients(backward_op, *args)
         return *(g if needed else None for g, needed in zip(found, needs, strict=True)), *(None,) * 5
 
 
@@ -216,13 +217,13 @@ def softplus_sum(
     check_scale("scale", scale, n, query.device)
     if offset is not None:
         vector("offset", offset, n, query.device)
-    row_id, col_id = ops.check_columns(n, key.shape[0], query.device, bias, row_id, col_id)
-    none = ops.none_for(query)
-    scale_t, factor = ops.scale_and_factor(scale, none)
+    row_id, col_id = check_columns(n, key.shape[0], query.device, bias, row_id, col_id)
+    none = none_for(query)
+    scale_t, factor = scale_and_factor(scale, none)
     given = (query, key, scale_t, offset, bias, row_id, col_id)
-    tensors = ops.handed_over(_NAMES, given, none)
+    tensors = handed_over(_NAMES, given, none)
     transformed = functorch_active() or forward_ad._current_level >= 0
     if not transformed and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors[:5]])):
-        return _forward(*tensors, factor, False)[0]
+        return forward_op(*tensors, factor, False)[0]
     row_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, scale_t, *tensors[3:4]))
     return _SoftplusSum.apply(*tensors, factor, row_grad or transformed, transformed)[0]

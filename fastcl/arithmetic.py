@@ -1,0 +1,72 @@
+"""The types that everything is computed in, and sums of exponentials that stay finite: shared by ops, losses and the
+chunked PyTorch of fallback.py.
+
+Plain functions of tensors. No op is declared here, no argument checked, and no loss is a formula of this file.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def compute_dtype(*tensors: Tensor) -> torch.dtype:
+    """The type the op computes and answers in: float64 if any input is, else float32."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+
+
+def no_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with autocast off: its matrix products stay in `compute_dtype`, as those of the kernels do."""
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        device = args[0].device.type
+        # Looked at first: switching off what is off costs 16 us.
+        on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        with torch.autocast(device, enabled=False) if on else contextlib.nullcontext():
+            return function(*args)
+
+    return run
+
+
+def finite_or_nan(x: Tensor) -> Tensor:
+    """x with NaN for infinities: times zeros and both signs, an infinite scale would make no sense of most logits."""
+    return x + (x - x).detach()
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """The inner product of rows, in `compute_dtype`; autocast does not touch it, as it is no matrix product."""
+    dtype = compute_dtype(a, b)
+    return (a.to(dtype) * b.to(dtype)).sum(-1)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x), to full precision in every type."""
+    # torch turns linear at its default threshold of 20, where the difference still shows in float64; at 40 it does not.
+    return F.softplus(x, threshold=40.0)
+
+
+def logaddexp(a: Tensor, b: Tensor) -> Tensor:
+    """torch.logaddexp with zero gradient, not NaN, where both are -inf."""
+    empty = (a == -torch.inf) & (b == -torch.inf)
+    return torch.logaddexp(a.masked_fill(empty, 0.0), b).masked_fill(empty, -torch.inf)
+
+
+def logsumexp(x: Tensor) -> Tensor:
+    """torch.logsumexp over dim 1 whose gradient is zero, not NaN, in a row with nothing in its sum."""
+    if x.shape[1] == 0:
+        return x.new_full((x.shape[0],), -torch.inf)
+    top = x.detach().amax(1)
+    top = top.masked_fill(top.isinf(), 0.0)
+    total = torch.exp(x - top[:, None]).sum(1)
+    empty = total == 0
+    return (total.masked_fill(empty, 1.0).log() + top).masked_fill(empty, -torch.inf)
+
+
+def softmax_weights(x: Tensor, lse: Tensor) -> Tensor:
+    """exp(x - lse); zero, not NaN, in a row with nothing in its sum."""
+    return torch.exp(x - lse.masked_fill(lse == -torch.inf, torch.inf)[:, None])
