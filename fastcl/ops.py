@@ -239,7 +239,7 @@ def contrast(
         key: [M, D]; M may be 0.
         positive: [N, D]; without it `pos` is None. The positive takes no part in the sum.
         scale: 1 / temperature: a finite number of any sign, a 0-d tensor or one value a row [N]. Tensors get their
-            gradient and are not looked at: what is infinite or NaN in one makes its row so.
+            gradient and are not looked at: a value that is not finite counts as NaN.
         bias: [M], added to a column's logits (minus the log sampling probability, for instance); -inf takes the column
             out.
         row_id, col_id: [N] and [M], any integer dtype, both or neither: a column whose id equals the row's is left out
@@ -252,8 +252,7 @@ def contrast(
     Infinities: logits are what float arithmetic makes of the inputs. A row with a logit of +inf (an infinite input, a
     bias of +inf, overflow) has lse = +inf, or NaN if another of its logits is NaN; a column taken out by its id is no
     logit. As exp(logit - lse) is NaN where both are +inf, such a row passes NaN on to its query and scale and to the
-    key and bias of every column whose logit is +inf, and to nothing else; other rows never notice. A scale that is
-    not finite gives NaN in its row. A logit beyond 6e29 in size (6e299 in float64) may count as infinite. On CUDA an
+    key and bias of every column whose logit is +inf, and to nothing else; other rows never notice. A logit beyond 6e29 in size (6e299 in float64) may count as infinite. On CUDA an
     infinite entry of a float32 query or key may give NaN for every logit that it takes part in.
 
     Gradients: query, key, positive, scale and bias; only what is needed is computed. Keys without requires_grad cost no

@@ -92,14 +92,19 @@ class _Fallback(torch.autograd.Function):
 
 
 def truth_of(tensors: dict[str, Tensor], ids: dict[str, Any]) -> dict[str, Tensor]:
-    """The textbook, in float32 for narrower inputs: in float64 there would be no overflow."""
-    dtype = F64 if tensors["query"].dtype == F64 else F32
-    truth = results(reference.contrast, {name: x.to(dtype) for name, x in tensors.items()}, ids)
+    """The textbook in float64, and in float32 what overflows there and would not in float64."""
+    dtype = tensors["query"].dtype
+    largest = max(x.abs().nan_to_num(0, 0).max() for x in tensors.values())
+    dtype = F32 if dtype != F64 and largest == torch.finfo(dtype).max else F64
+    inputs = {name: x.to(dtype) for name, x in tensors.items()}
+    truth = results(reference.contrast, inputs, ids)
     # A row with nothing in its sum passes nothing on, where the textbook has 0 * inf: its positive's part is left.
-    empty, scale = truth["lse"] == -INF, tensors.get("scale", torch.ones(len(truth["lse"])))
-    truth["query"] = torch.where(empty[:, None], scale[:, None] * tensors["positive"], truth["query"])
+    empty = truth["lse"] == -INF
+    scale = inputs.get("scale", torch.ones(len(empty), dtype=dtype))
+    scale = scale.masked_fill(~scale.isfinite(), NAN)
+    truth["query"] = torch.where(empty[:, None], scale[:, None] * inputs["positive"], truth["query"])
     if "scale" in truth:
-        truth["scale"] = torch.where(empty, (tensors["query"] * tensors["positive"]).to(dtype).sum(1), truth["scale"])
+        truth["scale"] = torch.where(empty, (inputs["query"] * inputs["positive"]).sum(1), truth["scale"])
     return truth
 
 
