@@ -252,8 +252,9 @@ def contrast(
     Infinities: logits are what float arithmetic makes of the inputs. A row with a logit of +inf (an infinite input, a
     bias of +inf, overflow) has lse = +inf, or NaN if another of its logits is NaN; a column taken out by its id is no
     logit. As exp(logit - lse) is NaN where both are +inf, such a row passes NaN on to its query and scale and to the
-    key and bias of every column whose logit is +inf, and to nothing else; other rows never notice. A logit beyond 6e29 in size (6e299 in float64) may count as infinite. On CUDA an
-    infinite entry of a float32 query or key may give NaN for every logit that it takes part in.
+    key and bias of every column whose logit is +inf, and to nothing else; other rows never notice. A logit beyond 6e29
+    in size (6e299 in float64) may count as infinite. On CUDA an infinite entry of a float32 query or key may give NaN
+    for every logit that it takes part in.
 
     Gradients: query, key, positive, scale and bias; only what is needed is computed. Keys without requires_grad cost no
     backward product and are not saved: their storage may be overwritten between forward and backward. Backward may run

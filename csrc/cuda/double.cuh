@@ -104,9 +104,10 @@ __global__ void __launch_bounds__(kThreads) backward_double(Problem p, Gradients
     const int64_t i = first + threadIdx.x;
     double weight = 0;
     const double lse = i < p.rows && g.lse != nullptr ? static_cast<const double*>(g.lse)[i] : 0.0;
-    if (i < p.rows && lse != -kInfinity) {
+    if (i < p.rows) {
       const double scale = scale_at<double>(p, i);
-      if (!excluded(p, i, j)) {
+      // A row with nothing in its sum passes nothing on, whatever a loss on top sends into it.
+      if (lse != -kInfinity && !excluded(p, i, j)) {
         weight = weight_of(p, logit(p, scale, i, j), lse) * static_cast<const double*>(g.grad_lse)[i];
       }
       extra += weight;
