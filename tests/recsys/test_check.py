@@ -9,7 +9,7 @@ import pytest
 
 from fastcl.recsys import Interactions
 from fastcl.recsys.cli import main
-from fastcl.recsys.data.source import read_split
+from fastcl.recsys.data.source import Source
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS = [(u, k) for u in range(9) for k in range(6)]
@@ -132,7 +132,7 @@ def test_a_run_remembers_how_its_data_was_read_and_split(folder: Path, capsys: p
     assert "dropped 1 of 61: time not finite" in said
     config = json.loads((folder / "run" / "config.json").read_text())
     assert config["split"] == {"how": "last-one", "at": None, "ties": "random", "seed": 5}
-    split = read_split(config)
+    split = Source.recorded(config).split()
     data = Interactions.read("log.csv", user="uid", item="sku", time="ts", on_error="skip", encoding="latin-1")
     expected = data.split(ties="random", seed=5)
     assert (split.test.target == expected.test.target).all()
@@ -151,7 +151,7 @@ def test_a_cut_in_time_and_files_of_ones_own(folder: Path, capsys: pytest.Captur
         (folder / f"{name}.csv").write_text("\n".join([rows[0], *rows[lines]]) + "\n")
     assert call("train", "train.csv", "--valid", "valid.csv", "--test", "test.csv", *SMALL, *NAMES, "-o", "own") == 0
     assert call("evaluate", "own") == 0
-    assert read_split(json.loads((folder / "own" / "config.json").read_text())).test.user.tolist() == [2]
+    assert Source.recorded(json.loads((folder / "own" / "config.json").read_text())).split().test.user.tolist() == [2]
     capsys.readouterr()
     for options, message in (
         (["--valid", "valid.csv"], "--valid, --test: expected both or none, got one"),

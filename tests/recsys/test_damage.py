@@ -19,7 +19,7 @@ import torch
 from fastcl.recsys import SASRec, fit
 from fastcl.recsys.cli import main
 from fastcl.recsys.cli.console import FAULT
-from fastcl.recsys.data.source import read_split
+from fastcl.recsys.data.source import Source
 from fastcl.recsys.training import checkpoint, state, tensorfile
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -274,7 +274,7 @@ class Stop(BaseException):
 def unfinished(run: Path, folder: Path) -> Path:
     """The same run stopped in the middle of its second epoch."""
     config = checkpoint.read_config(run)
-    split = read_split(config)
+    split = Source.recorded(config).split()
     model = SASRec(split.items, seed=0, **config["config"])
     save, saves = state.save, 0
 

@@ -21,6 +21,7 @@ from forks import ended, forked
 
 from fastcl.recsys import CLRec, Histories, Interactions, Items, SASRec, fit, load, resume, save
 from fastcl.recsys.cli import main
+from fastcl.recsys.data.source import Source
 from fastcl.recsys.training import checkpoint, lock
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -103,17 +104,15 @@ def test_a_run_that_came_while_the_data_was_read_stays(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The other command is quicker: it reads, trains and ends while this one reads."""
-    from fastcl.recsys.cli import train as command_module
-
     run = tmp_path / "run"
-    read = command_module.read_split
+    read = Source.split
 
-    def slow(record: dict[str, Any]) -> Any:
-        monkeypatch.setattr(command_module, "read_split", read)
+    def slow(source: Source) -> Any:
+        monkeypatch.setattr(Source, "split", read)
         assert main.main(command(table, run, "--seed", "7")) == 0
-        return read(record)
+        return read(source)
 
-    monkeypatch.setattr(command_module, "read_split", slow)
+    monkeypatch.setattr(Source, "split", slow)
     assert main.main(command(table, run)) == 2
     assert "is not empty; --force overwrites" in capsys.readouterr().err
     assert checkpoint.read_config(run)["seed"] == 7

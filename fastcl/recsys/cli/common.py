@@ -1,5 +1,5 @@
-"""What several commands share: the options that say how data is read and split, the data and split that config.json
-describes, and lists of numbers among the options."""
+"""What several commands share: the options that say how data is read and split, the `Source` that they make, and lists
+of numbers among the options."""
 
 import argparse
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 from fastcl.recsys.data.interactions import OF_ITEMS
 from fastcl.recsys.data.reading.formats import FORMATS, Options
-from fastcl.recsys.data.source import BUNDLED, FEATURES, FILES, READ, STDIN
+from fastcl.recsys.data.source import BUNDLED, FEATURES, FILES, READ, STDIN, Source
 from fastcl.recsys.data.splits import HOW, TIES
 from fastcl.recsys.options import at_least
 
@@ -63,8 +63,12 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     option("--test", metavar="FILE", help="with --valid")
 
 
-def data_of(args: argparse.Namespace) -> dict[str, Any]:
-    """config.json's "data" of the options, with absolute paths."""
+def source_of(args: argparse.Namespace) -> Source:
+    """What the options of `add_read_options` or `add_data_options` say, with absolute paths."""
+    return Source(_data_of(args), _split_of(args) if hasattr(args, "split") else {})
+
+
+def _data_of(args: argparse.Namespace) -> dict[str, Any]:
     if args.file.startswith(BUNDLED):
         defaults = {field.name: field.default for field in fields(Options)}
         for name, default in {**defaults, **OF_ITEMS, "item_features": None, "valid": None, "test": None}.items():
@@ -78,8 +82,7 @@ def data_of(args: argparse.Namespace) -> dict[str, Any]:
     return data | {name: os.path.abspath(path) for name, path in paths.items()}
 
 
-def split_of(args: argparse.Namespace) -> dict[str, Any]:
-    """config.json's "split" of the options."""
+def _split_of(args: argparse.Namespace) -> dict[str, Any]:
     if bool(args.valid) != bool(args.test):
         raise ValueError("--valid, --test: expected both or none, got one")
     if args.valid and (args.split != "last-one" or args.at is not None or args.ties != "input"):

@@ -2,10 +2,10 @@
 
 import argparse
 import json
+from dataclasses import replace
 from typing import Any
 
-from fastcl.recsys.cli.common import add_read_options, data_of
-from fastcl.recsys.data.source import read_data
+from fastcl.recsys.cli.common import add_read_options, source_of
 
 
 def add(commands: Any) -> None:
@@ -22,9 +22,9 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    data = data_of(args)
+    source = source_of(args)
     # All bad rows, not only the first one, even where `train` would stop at it.
-    report = read_data({**data, "on_error": "skip"}).report
+    report = replace(source, data={**source.data, "on_error": "skip"}).read().report
     assert report is not None
     bad = len(report.faults) > 0 and args.on_error == "raise"
     print(json.dumps({"readable": not bad, **report.to_json()}, indent=2) if args.json else str(report))

@@ -9,7 +9,7 @@ from typing import Any
 from fastcl.recsys.cli.runs import Run, inputs_of, tell, unfinished
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.data.reading.formats import refuse_unused
-from fastcl.recsys.data.source import read_clicks
+from fastcl.recsys.data.source import Source
 from fastcl.recsys.options import at_least
 from fastcl.recsys.serving.recommend import known_histories
 from fastcl.recsys.serving.vectors import FILES, INDEX, WRITERS, export, require_faiss
@@ -61,7 +61,7 @@ def _queries(file: str | None, config: dict[str, Any], items: Items) -> Historie
     if file is None and not config.get("data"):
         return None
     try:
-        log = read_clicks(config, *([] if file is None else [file]))
+        log = Source.recorded(config).read_clicks(*([] if file is None else [file]))
     except FileNotFoundError:
         if file is not None:
             raise

@@ -15,7 +15,7 @@ from typing import Any
 from fastcl.recsys.cli.runs import Run, inputs_of, tell, unfinished
 from fastcl.recsys.data import Interactions, Items
 from fastcl.recsys.data.merging import merge, of_users
-from fastcl.recsys.data.source import read_clicks, split_options
+from fastcl.recsys.data.source import Source
 from fastcl.recsys.data.splits import LeakageWarning
 from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.options import at_least
@@ -99,18 +99,19 @@ def run(args: argparse.Namespace) -> None:
 
 def _histories(args: argparse.Namespace, config: dict[str, Any]) -> Interactions:
     """The users of the files of --users, with what they clicked there and, unless --alone, in the run's data."""
-    data = read_clicks(config, *args.users)
-    own = (config.get("data") or {}).get("path")
+    source = Source.recorded(config)
+    data = source.read_clicks(*args.users)
+    own = source.data.get("path")
     if args.alone or own is None or any(Path(file).resolve() == Path(own).resolve() for file in args.users):
         if own is None and not args.alone:
             tell([f"{args.folder} names no data: histories are those of the files alone"])
         return data
     try:
-        before = read_clicks(config)
+        before = source.read_clicks()
     except FileNotFoundError:
         tell([f"the run's data has moved from {own}: what was clicked there is unknown and may be recommended"])
         return data
-    if _changed(before, config):
+    if _changed(before, source, config.get("data_sha256")):
         tell([f"{own} has changed since the training: clicks that are no longer in it may be recommended"])
     whole = of_users(merge(before, data), data.users)
     known, clicks = set(before.users) & set(data.users), len(whole.log.item) - len(data.log.item)
@@ -120,18 +121,17 @@ def _histories(args: argparse.Namespace, config: dict[str, Any]) -> Interactions
     return whole
 
 
-def _changed(before: Interactions, config: dict[str, Any]) -> bool:
+def _changed(before: Interactions, source: Source, trained: str | None) -> bool:
     """Whether the run's data is known to hold other clicks than in training; of files that came as a split it is not.
 
-    `before`: that data, read again.
+    before: that data, read again. trained: the fingerprint of what was trained on.
     """
-    trained = config.get("data_sha256")
-    if trained is None or config["data"].get("valid"):
+    if trained is None or source.data.get("valid"):
         return False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LeakageWarning)
         try:
-            return state.fingerprint(before.split(**split_options(config))) != trained
+            return state.fingerprint(source.divide(before)) != trained
         except ValueError:
             return True
 

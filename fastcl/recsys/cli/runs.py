@@ -14,7 +14,7 @@ import numpy as np
 
 from fastcl.recsys.data import Split
 from fastcl.recsys.data.scoring import check_items
-from fastcl.recsys.data.source import FILES, checked_data, of_run, read_split, read_split_of
+from fastcl.recsys.data.source import Source
 from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.models import Model
 from fastcl.recsys.training import checkpoint, state
@@ -59,9 +59,7 @@ def inputs_of(folder: str | Path, config: Mapping[str, Any] | None = None) -> di
     """What no output of a command on the run may replace: the run's own files and its data, by what they are."""
     config = checkpoint.read_config(folder) if config is None else config
     files = {f"{name} of the run": Path(folder) / name for name in checkpoint.FILES}
-    data = config.get("data")
-    named = checked_data(data) if data else {}
-    return files | {f"the {name} of the run's data": named[name] for name in FILES if named.get(name)}
+    return files | {f"the {name} of the run's data": path for name, path in Source.recorded(config).files.items()}
 
 
 def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> Opened:
@@ -80,9 +78,10 @@ def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> Opened:
     runs = [Run(folder, config, checkpoint.load(folder)) for folder, config in zip(folders, configs, strict=True)]
     splits: dict[str, Split] = {}
     for run in runs:
-        place = json.dumps(of_run(run.folder, run.config, args.data), sort_keys=True)
+        source = Source.of_run(run.folder, run.config, args.data)
+        place = json.dumps([source.data, source.how], sort_keys=True)
         if place not in splits:
-            splits[place] = read_split_of(run.folder, run.config, args.data)
+            splits[place] = source.split()
         try:
             check_items(run.model, splits[place].test.history, "data")
         except ValueError as error:
@@ -153,7 +152,7 @@ def _other_clicks(run: Run, split: Split, path: str | None) -> str | None:
 def _trained_targets(run: Run, split: Split, trained: str) -> int | None:
     """How many test cases have a (user, target) that the run was trained on; None where its data is not at hand."""
     try:
-        own = read_split(run.config)
+        own = Source.recorded(run.config).split()
     except (OSError, ValueError, TypeError):
         return None
     if state.fingerprint(own) != trained:
@@ -195,4 +194,4 @@ def _digest(split: Split) -> str:
 
 
 def _path(place: str) -> str:
-    return str(json.loads(place)["path"])
+    return str(json.loads(place)[0]["path"])

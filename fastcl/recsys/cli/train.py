@@ -8,9 +8,8 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
-from fastcl.recsys.cli.common import add_data_options, data_of, split_of, whole_numbers
+from fastcl.recsys.cli.common import add_data_options, source_of, whole_numbers
 from fastcl.recsys.cli.runs import repeats, tell
-from fastcl.recsys.data.source import lasting, read_split
 from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.models import MODELS
 from fastcl.recsys.options import parse_settings
@@ -58,21 +57,20 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError(f"--seed: expected different seeds, got {args.seed}")
     names = ("seen", "metric", "patience", "precision", "accumulate", "save_every", "device", "threads")
     checkpoint.require_safetensors()
-    record: dict[str, Any] = {"data": data_of(args), "split": split_of(args)}
+    source = source_of(args)
     out = Path(args.out)
     folders = [out] if len(seeds) == 1 else [out / f"seed-{seed}" for seed in seeds]
     with processes.processes(args.device) as device, ExitStack() as stack:
         with processes.together():
             settings = [Settings(args.epochs, lr, seed=seed, **{n: getattr(args, n) for n in names}) for seed in seeds]
             _check_free(out, folders, args.force)
-            split = read_split(record)
-            record["data"] = lasting(record["data"])
+            split = source.split()
+            record = {**source.to_json(), "command": shlex.join(sys.argv)}
         if "time_cuts" in model_class.Config.__dataclass_fields__ and split.train.time is None:
             options.setdefault("time_cuts", ())
         if processes.leads():
             print(f"{split.data_report}\n{split.report}", file=sys.stderr)
             tell([note for note in [repeats(split) if args.seen == "mask" else None] if note])
-        record["command"] = shlex.join(sys.argv)
         # All folders before any training: whatever interrupts it, the whole command can be resumed.
         # Of several runs, their folder is locked for a moment too, so that nobody makes a run of it.
         with processes.together(), lock.held(out) if len(seeds) > 1 else nullcontext():

@@ -6,7 +6,7 @@ It knows which reader serves a path and which paths cannot be read twice; no com
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,114 @@ PIPE = "pipe:"  # in front of a path that was read and cannot be read again
 READ = tuple(field.name for field in fields(Options))
 FEATURES = ("item_features", *OF_ITEMS)
 STDIN = "/dev/stdin"
-FILES = ("path", "valid", "test", "item_features")
+CLICKS = ("path", "valid", "test")
+FILES = (*CLICKS, "item_features")
 
 
-def at(data: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The same "data" with its clicks at another path, whose format is that of the first one where its name, as that of
-    a pipe, tells none."""
-    told = data.get("format") or data.get("delimiter") or named_format(Path(path))
-    alike = {} if told else {"format": named_format(Path(data.get("path", "")))}
-    return {**data, "path": path, **alike}
+@dataclass(frozen=True)
+class Source:
+    """The clicks of a run, how they are read and how they are split.
 
+    data: config.json's "data": "path" (a file, or bundled:NAME), "valid" and "test" (files of a split that was made
+        elsewhere), "item_features", and options of `Interactions.read`. Empty where the run names no data.
+    how: config.json's "split", the arguments of `Interactions.split`; checked by `split`.
+    folder: the run, which an error names; None outside of one.
+    """
 
-def lasting(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The same "data" for a config.json: what was a pipe is marked, since it cannot be read again."""
-    return {**data, **{name: f"{PIPE}{data[name]}" for name in FILES if data.get(name) and _is_pipe(data[name])}}
+    data: Mapping[str, Any]
+    how: Any = field(default_factory=dict)
+    folder: Path | None = field(default=None, compare=False)
+
+    @classmethod
+    def recorded(cls, config: Mapping[str, Any], folder: str | Path | None = None) -> "Source":
+        """From the content of a config.json; ValueError where its "data" does not have the types that reading expects."""
+        data = _checked(config["data"]) if config.get("data") else {}
+        return cls(data, config.get("split") or {}, None if folder is None else Path(folder))
+
+    @classmethod
+    def of_run(cls, folder: Path, config: Mapping[str, Any], path: str | Path | None = None) -> "Source":
+        """The same of a run whose data is needed: at `path`, or where training found it. ValueError where both are
+        unknown.
+        """
+        found = cls.recorded(config, folder)
+        if path is None and not found.data:
+            raise ValueError(f"{folder}: its config.json names no data; expected --data FILE")
+        return found.at(str(path)) if path else found
+
+    def to_json(self) -> dict[str, Any]:
+        """ "data" and "split" for a config.json. What was a pipe is marked, since it cannot be read again."""
+        pipes = {name: f"{PIPE}{self.data[name]}" for name in self.files if _is_pipe(self.data[name])}
+        return {"data": {**self.data, **pipes}, "split": self.how}
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The paths among `data`, by name."""
+        return {name: self.data[name] for name in FILES if self.data.get(name)}
+
+    def at(self, path: str) -> "Source":
+        """The same, but with its clicks at another path. Where the name of that path tells no format, as that of a pipe
+        does not, the format is that of the first path.
+        """
+        told = self.data.get("format") or self.data.get("delimiter") or named_format(Path(path))
+        alike = {} if told else {"format": named_format(Path(self.data.get("path", "")))}
+        return replace(self, data=_checked({**self.data, "path": path, **alike}))
+
+    def read(self) -> Interactions:
+        """The log at `path`, without the files of a split that was made elsewhere.
+
+        Raises ValueError where no path is named, FileNotFoundError for a pipe that is gone, and what
+        `Interactions.read` raises.
+        """
+        self._check_there()
+        path = self.data["path"]
+        if path.startswith(BUNDLED):
+            try:
+                return bundled(path.removeprefix(BUNDLED))
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
+        return Interactions.read(path, **self._reading)
+
+    def read_clicks(self, *paths: str) -> Interactions:
+        """The logs at `paths` as one (none: those at `path`, `valid` and `test`), without item features: their file may
+        have moved, and the model has them.
+        """
+        bare = replace(self, data={name: value for name, value in self.data.items() if name not in FEATURES})
+        own = [bare.data[name] for name in CLICKS if bare.data.get(name)]
+        return merge(*(bare.at(path).read() for path in paths or own))
+
+    def split(self) -> Split:
+        """The data, read and split. Raises what `read` and `Interactions.split` raise."""
+        try:
+            self._check_there()
+            if self.data.get("valid"):
+                return Interactions.presplit(*(self.data[name] for name in CLICKS), **self._reading)
+            return self.divide(self.read())
+        except FileNotFoundError as error:
+            if error.filename is None or self.folder is None:
+                raise  # it says itself what is not there: a pipe, or a bundled set
+            where = f"the data of {self.folder} is not there; --data FILE says where it is"
+            raise FileNotFoundError(f"{error.filename}: {where}") from error
+
+    def divide(self, log: Interactions) -> Split:
+        """A log, split as `how` says; ValueError where that does not have the types that splitting expects."""
+        where = "config.json: split"
+        schema.fits(self.how, dict[str, Any], where)
+        schema.keys_fit(self.how, Interactions.split, where, skip=("self",))
+        return log.split(**self.how)
+
+    @property
+    def _reading(self) -> dict[str, Any]:
+        return {name: self.data[name] for name in (*READ, *FEATURES) if name in self.data}
+
+    def _check_there(self) -> None:
+        if not self.data:
+            raise ValueError("data: expected the data of the run, which its config.json does not name, got none")
+        for name, path in self.files.items():
+            if path.startswith(PIPE):
+                what = "data" if name == "path" else name
+                hint = "expected a file that holds the same: --data FILE" if name == "path" else "expected a file"
+                gone = f"was read from the pipe {path.removeprefix(PIPE)}, which is gone"
+                raise FileNotFoundError(f"{what}: {gone}; {hint}")
 
 
 def _is_pipe(path: str) -> bool:
@@ -45,57 +139,7 @@ def _is_pipe(path: str) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def _refuse_pipes(data: Mapping[str, Any]) -> None:
-    for name in FILES:
-        path = data.get(name) or ""
-        if path.startswith(PIPE):
-            what = "data" if name == "path" else name
-            hint = "expected a file that holds the same: --data FILE" if name == "path" else "expected a file"
-            raise FileNotFoundError(f"{what}: was read from the pipe {path.removeprefix(PIPE)}, which is gone; {hint}")
-
-
-def read_data(data: dict[str, Any]) -> Interactions:
-    """The log that config.json's "data" describes: its path (or bundled:NAME) and how to read it."""
-    path = checked_data(data)["path"]
-    _refuse_pipes(data)
-    if path.startswith(BUNDLED):
-        try:
-            return bundled(path.removeprefix(BUNDLED))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
-    return Interactions.read(path, **_options(data))
-
-
-def read_clicks(config: Mapping[str, Any], *paths: str) -> Interactions:
-    """The logs at `paths` (none: the run's own, with the files that it validates and tests on) as one, read as the
-    run's was; without its item features, which may have moved: the model has them.
-    """
-    whole = checked_data(config["data"]) if config.get("data") else {}
-    data = {name: value for name, value in whole.items() if name not in FEATURES}
-    own = [data[name] for name in ("path", "valid", "test") if data.get(name)]
-    return merge(*(read_data(at(data, path)) for path in paths or own))
-
-
-def read_split(config: Mapping[str, Any]) -> Split:
-    """The split that config.json describes: its "data", read as recorded and split as its "split" says."""
-    if config.get("data") is None:
-        raise ValueError("split: expected the data of the run, which its config.json does not name, got None")
-    data = checked_data(config["data"])
-    _refuse_pipes(data)
-    if data.get("valid"):
-        return Interactions.presplit(data["path"], data["valid"], data["test"], **_options(data))
-    return read_data(data).split(**split_options(config))
-
-
-def split_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json's "split", with the types that splitting expects; ValueError otherwise."""
-    how = {} if config.get("split") is None else config["split"]
-    schema.fits(how, dict[str, Any], "config.json: split")
-    schema.keys_fit(how, Interactions.split, "config.json: split", skip=("self",))
-    return dict(how)
-
-
-def checked_data(data: Any) -> dict[str, Any]:
+def _checked(data: Any) -> dict[str, Any]:
     """config.json's "data", with the types that reading expects; ValueError otherwise."""
     where = "config.json: data"
     schema.fits(data, dict[str, Any], where)
@@ -106,31 +150,3 @@ def checked_data(data: Any) -> dict[str, Any]:
     for name in FILES:
         schema.fits(data.get(name), str | None, f"{where}: {name}")
     return {**data, "path": STDIN if data["path"] == "-" else data["path"]}
-
-
-def _options(data: dict[str, Any]) -> dict[str, Any]:
-    return {name: data[name] for name in (*READ, *FEATURES) if name in data}
-
-
-def read_split_of(folder: Path, config: Mapping[str, Any], path: str | Path | None = None) -> Split:
-    """The split of a run, its data read as in training, from `path` where it is elsewhere now.
-
-    ValueError where config.json names no data or describes it wrongly, FileNotFoundError where it is not there.
-    """
-    data = of_run(folder, config, path)
-    try:
-        return read_split({**config, "data": data})
-    except FileNotFoundError as error:
-        if error.filename is None:
-            raise  # it says itself what is not there: a pipe, or a bundled set
-        raise FileNotFoundError(
-            f"{error.filename}: the data of {folder} is not there; --data FILE says where it is"
-        ) from error
-
-
-def of_run(folder: Path, config: Mapping[str, Any], path: str | Path | None) -> dict[str, Any]:
-    data = config.get("data")
-    if path is None and data is None:
-        raise ValueError(f"{folder}: its config.json names no data; expected --data FILE")
-    known = checked_data(data) if data else {}
-    return at(known, str(path)) if path else known

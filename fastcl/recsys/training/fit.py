@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fastcl.recsys import schema, writing
 from fastcl.recsys.data import Cases, Split
+from fastcl.recsys.data.source import Source
 from fastcl.recsys.evaluation.ranking import NotNumbers, evaluate
 from fastcl.recsys.models import Model
 from fastcl.recsys.training import checkpoint, lock, loop, processes, state
@@ -169,9 +170,7 @@ def go_on(
                 f"torchrun --nproc-per-node={settings.processes} -m fastcl.recsys resume {folder}"
             )
         if split is None:
-            from fastcl.recsys.data.source import read_split_of  # the commands import this module
-
-            split = read_split_of(folder, config, data)
+            split = Source.of_run(folder, config, data).split()
         if config.get("data_sha256") != state.fingerprint(split):
             raise ValueError(f"data: expected the clicks that {folder} was begun with, got others; --data names a file")
         device = processes.device_of(settings.device)
