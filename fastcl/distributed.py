@@ -159,7 +159,7 @@ def _columns(
 ) -> tuple[int, object]:
     """What is sent to other ranks, checked before it travels: its rows, and what has to be alike everywhere.
 
-    options: the loss's other arguments; numbers among them have to be alike.
+    options: the loss's other arguments; numbers and names among them have to be alike.
     """
     for name, value in (("queue", queue), ("log_q", log_q)):
         if symmetric and value is not None:
@@ -232,7 +232,8 @@ def gathered(loss: Loss, group: Group = None) -> Loss:
             _refuse(options, names, "the keys of all ranks take its place")
             check_batch(query, positive_key, None, options.get("temperature", 1.0), reduction, None)
             check_weight(options.get("weight"), query.shape[0], query.device)
-            return _columns(query, positive_key, ids, log_q, queue, symmetric, loss, options)
+            every = {**options, "reduction": reduction}
+            return _columns(query, positive_key, ids, log_q, queue, symmetric, loss, every)
 
         sizes = agree(checked, group)
         ids = None if ids is None else as_ids("ids", ids, ("N",))
@@ -292,7 +293,8 @@ def ring(loss: Loss, group: Group = None) -> Loss:
         def checked() -> tuple[int, object]:
             check_batch(query, positive_key, None, temperature, reduction, None)
             check_weight(weight, query.shape[0], query.device)
-            return _columns(query, positive_key, ids, log_q, None, symmetric, loss, constants)
+            every = {**constants, "temperature": temperature, "reduction": reduction, "normalize": normalize}
+            return _columns(query, positive_key, ids, log_q, None, symmetric, loss, every)
 
         sizes = agree(checked, group)
         if normalize:

@@ -444,6 +444,9 @@ def check_a_mistake_of_one_rank_reaches_all() -> None:
         {"positive_key": torch.ones(2, D, requires_grad=True)},
         {"positive_key": torch.ones(2, D).double(), "query": torch.ones(2, D).double()},
         {"symmetric": True},
+        {"temperature": 0.2},
+        {"reduction": "sum"},
+        {"normalize": False},
     ):
         for form in FORMS.values():
             with pytest.raises(RuntimeError, match=f"rank {last}: expected arguments of the kinds that rank 0 has"):

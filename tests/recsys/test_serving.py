@@ -20,6 +20,8 @@ from fastcl.recsys import (
     Items,
     Model,
     MultiCLRec,
+    PersonalFrequency,
+    Popularity,
     Split,
     compare,
     evaluate,
@@ -110,8 +112,16 @@ def test_items_travel_with_histories_and_floors_need_none() -> None:
             return torch.zeros(len(histories), 41)
 
     assert evaluate(Own(), split.test)["recall@10"] == evaluate(Own(), other.test)["recall@10"]
-    with pytest.raises(ValueError, match="expected the items of the model"):  # a floor that knows its items
-        evaluate(CoOccurrence(split.train, 40), other.test)
+    counts = split.counts
+    popular = Popularity(counts, split.items)
+    for floor in (CoOccurrence(split.train, 40), popular, PersonalFrequency(counts, split.items)):
+        with pytest.raises(ValueError, match="expected the items of the model"):  # a floor that knows its items
+            evaluate(floor, other.test)
+    assert evaluate(popular, split.test) == evaluate(Popularity(counts), split.test)
+    most = split.items.ids[int(counts[1:].argmax())]
+    assert recommend(popular, [["nobody's", split.items.ids[0]]], k=1, seen="keep")[0] == [(most, counts.max())]
+    with pytest.raises(ValueError, match=r"counts: expected int64 \[41\], .*, got \[40\]"):
+        Popularity(counts[1:], split.items)
     by_hand = Histories.from_lists([[41]])
     with pytest.raises(ValueError, match=r"expected items 1\.\.40, those of the model, got 41"):
         export(made("sasrec", data.items), "nowhere", queries=by_hand)

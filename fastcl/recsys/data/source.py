@@ -41,7 +41,7 @@ class Source:
 
     @classmethod
     def recorded(cls, config: Mapping[str, Any], folder: str | Path | None = None) -> "Source":
-        """From the content of a config.json; ValueError where its "data" does not have the types that reading expects."""
+        """From the content of a config.json; ValueError where its "data" has not the types that reading expects."""
         data = _checked(config["data"]) if config.get("data") else {}
         return cls(data, config.get("split") or {}, None if folder is None else Path(folder))
 

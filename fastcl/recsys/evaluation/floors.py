@@ -6,13 +6,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fastcl.recsys.data import PAD, Histories
+from fastcl.recsys.data import PAD, Histories, Items
 
 
 class Popularity:
-    """Scores every item by its clicks in train. counts: int64 [I+1]."""
+    """Scores every item by its clicks in train.
 
-    def __init__(self, counts: np.ndarray) -> None:
+    counts: int64 [I+1]. items: whose numbers these are; histories of other items are then refused, and lists have ids.
+    """
+
+    def __init__(self, counts: np.ndarray, items: Items | None = None) -> None:
+        self.items = _matching(items, counts)
         self._scores = torch.from_numpy(np.asarray(counts)).float()
         self._scores[PAD] = -torch.inf
 
@@ -24,10 +28,11 @@ class Popularity:
 class PersonalFrequency:
     """Scores every item by how often it is in the history; ties go to the item with more clicks in train.
 
-    counts: int64 [I+1]. The floor for logs with repeats, evaluated with seen="keep".
+    The floor for logs with repeats, evaluated with seen="keep". counts, items: as in `Popularity`.
     """
 
-    def __init__(self, counts: np.ndarray) -> None:
+    def __init__(self, counts: np.ndarray, items: Items | None = None) -> None:
+        self.items = _matching(items, counts)
         # The rank among the distinct counts, not the count itself: below 1, and far enough apart for float32.
         levels, level = np.unique(counts, return_inverse=True)
         self._tie = torch.from_numpy(level / len(levels)).float()
@@ -82,6 +87,13 @@ class CoOccurrence:
         scores = (cosine + torch.sparse.mm(self._next, weights)).t().contiguous()
         scores[:, PAD] = -torch.inf
         return scores
+
+
+def _matching(items: Items | None, counts: np.ndarray) -> Items | None:
+    if items is not None and len(counts) != len(items) + 1:
+        rows = len(items) + 1
+        raise ValueError(f"counts: expected int64 [{rows}], one for padding and each item, got [{len(counts)}]")
+    return items
 
 
 def _weights(histories: Histories, columns: int, decay: float) -> torch.Tensor:

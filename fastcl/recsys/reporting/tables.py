@@ -22,11 +22,11 @@ from fastcl.recsys.writing import write_bytes
 def floors(split: Split, seen: str) -> dict[str, Scorer]:
     """The scorers that stand beside every result; personal frequency only where seen items are kept."""
     found: dict[str, Scorer] = {
-        "popularity": Popularity(split.counts),
+        "popularity": Popularity(split.counts, split.items),
         "co-occurrence": CoOccurrence(split.train, len(split.items)),
     }
     if seen == "keep":
-        found["personal frequency"] = PersonalFrequency(split.counts)
+        found["personal frequency"] = PersonalFrequency(split.counts, split.items)
     return found
 
 

@@ -52,7 +52,7 @@ def recommend(
 
     A history is all it takes: no user id. Fewer than k come back where fewer items are left, and none at all for a
     history without an item that the model knows: what a stranger is shown, popular items say, is for the caller to
-    choose (`Popularity(split.counts)` ranks by clicks).
+    choose (`Popularity(split.counts, split.items)` ranks by clicks).
 
     Args:
         model: any `Model`; scores are its own (comparable within a row).
