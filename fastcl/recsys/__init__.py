@@ -44,7 +44,7 @@ from fastcl.recsys.models import (
     register,
 )
 from fastcl.recsys.reporting.intents import intents
-from fastcl.recsys.reporting.pages import plot
+from fastcl.recsys.reporting.report import report
 from fastcl.recsys.serving.recommend import query_vectors, recommend, recommend_users
 from fastcl.recsys.serving.vectors import export, nearest
 from fastcl.recsys.training.checkpoint import load, save
@@ -87,12 +87,12 @@ __all__ = [
     "load",
     "merge",
     "nearest",
-    "plot",
     "query_vectors",
     "rank_cases",
     "recommend",
     "recommend_users",
     "register",
+    "report",
     "resume",
     "robustness",
     "save",

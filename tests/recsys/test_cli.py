@@ -205,7 +205,7 @@ fastcl train log.csv --user uid --item sku --time ts --model clrec --epochs 2 --
 fastcl resume runs/clrec
 fastcl evaluate runs/clrec/seed-1 --k 10,50 --by popularity,length --robustness 0.1,0.3
 fastcl compare runs/sasrec runs/clrec --csv table.csv
-fastcl plot runs/sasrec runs/clrec -o pictures
+fastcl report runs/sasrec runs/clrec -o report
 fastcl recommend runs/clrec/seed-1 --history "sku1,sku2" -k 10
 fastcl recommend runs/clrec/seed-1 --users log.csv -k 10 -o lists.csv
 fastcl export runs/clrec/seed-1 --to npy -o vectors

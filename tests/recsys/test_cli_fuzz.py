@@ -27,7 +27,7 @@ BASE = {
     "resume": ["sasrec"],
     "evaluate": ["sasrec"],
     "compare": ["sasrec", "multi_clrec"],
-    "plot": ["sasrec", "-o", "new"],
+    "report": ["sasrec", "-o", "new"],
     "intents": ["multi_clrec"],
     "recommend": ["sasrec", "--history", "i1,i2"],
     "export": ["sasrec", "-o", "new"],
@@ -42,7 +42,7 @@ TEXT = [
     *("\udcff", "log.csv", "sasrec", "2020-13-45", "9" * 30),
 ]
 # What works in these takes seconds; in the others every command is a tenth of one.
-SLOW = {"bench", "demo", "plot"}
+SLOW = {"bench", "demo", "report"}
 
 
 @pytest.fixture(scope="module")

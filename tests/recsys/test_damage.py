@@ -109,7 +109,7 @@ def commands(run: Path, out: Path) -> dict[str, list[str]]:
         "evaluate": ["evaluate", str(run)],
         "resume": ["resume", str(run)],
         "export": ["export", str(run), "-o", str(out)],
-        "plot": ["plot", str(run), "-o", str(out)],
+        "report": ["report", str(run), "-o", str(out)],
     }
 
 
@@ -173,7 +173,7 @@ def test_files_that_were_changed(every: int, run: Path, tmp_path: Path, capsys: 
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for what, text in some(mutants(lines[0]), 8 * every):
         content = f"{text}\n{json.dumps(lines[1])}\n".encode()
-        tried.mutant(f"metrics.jsonl {what}", ("plot",) if every == 1 else ("evaluate",), metrics__jsonl=content)
+        tried.mutant(f"metrics.jsonl {what}", ("report",) if every == 1 else ("evaluate",), metrics__jsonl=content)
     tried.end(80 if every > 1 else 4000)
 
 

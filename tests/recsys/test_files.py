@@ -146,8 +146,8 @@ def test_a_pipe_is_read_once_and_named_where_it_would_be_read_again(
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["data"]["path"] == f"pipe:{tmp_path / 'again'}"
     capsys.readouterr()
-    for command in ("evaluate", "resume", "plot"):
-        more = ["-o", str(tmp_path / "pictures")] if command == "plot" else []
+    for command in ("evaluate", "resume", "report"):
+        more = ["-o", str(tmp_path / "pictures")] if command == "report" else []
         assert main.main([command, str(tmp_path / "run"), *more]) == 2
         error = capsys.readouterr().err
         assert "was read from the pipe" in error

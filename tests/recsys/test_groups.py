@@ -50,6 +50,23 @@ def test_a_split_carries_the_counts_and_groups_add_up() -> None:
         by_group(found, split.test, by=("age",))
 
 
+def test_groups_by_a_feature_of_the_targets() -> None:
+    """A case is in the group of each value of its target, and in none where its target has no value."""
+    labels = [["red", "big"], ["red"], [], ["blue", "big"], ["red"]]
+    items = Items(tuple("abcde"), None, {"look": Feature.from_labels(labels)})
+    lists = [[1, 2, 3], [3, 2, 1], [1, 3, 4], [4, 1, 5], [2, 1, 3]]
+    split = Interactions(items, tuple("uvwxy"), Histories.from_lists(lists)).split()
+    found = rank_cases(Popularity(split.counts), split.test, k=(1, 2))
+    (rows,) = by_group(found, split.test, by=("look",)).values()
+    targets = [row[-1] for row in lists]
+    assert [(row["group"], row["cases"]) for row in rows] == [("big", 2), ("red", 2), ("blue", 1)]
+    for row in rows:
+        inside = [row["group"] in labels[target - 1] for target in targets]
+        assert row["recall@2"] == pytest.approx((found.rank[inside] <= 2).mean())
+    with pytest.raises(ValueError, match="by: expected names among popularity, frequency, length, look, got 'age'"):
+        by_group(found, split.test, by=("age",))
+
+
 @given(st.integers(0, 10**6), st.floats(0.0, 1.0))
 @settings(deadline=None, max_examples=60)
 def test_corrupted_histories(seed: int, ratio: float) -> None:

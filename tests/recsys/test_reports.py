@@ -1,4 +1,4 @@
-"""What evaluate, compare and plot say of runs and data that are not what a reader of their figures takes them for."""
+"""What evaluate, compare and report say of runs and data that are not what a reader of their figures takes them for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from fastcl.recsys.cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-REPORTS = (("evaluate",), ("compare",), ("plot", "-o", "pictures"))
+REPORTS = (("evaluate",), ("compare",), ("report", "-o", "pictures"))
 
 
 @pytest.fixture
@@ -65,12 +65,12 @@ def test_clicks_other_than_those_of_the_training_are_never_silent(
         error = capsys.readouterr().err
         assert "no longer holds the clicks that" in error
         assert "--data FILE names another file" in error
-        if command[0] != "plot":  # which takes seconds
+        if command[0] != "report":  # which takes seconds
             assert call(*command, run, "--data", log) == 0  # on purpose, and nobody can know what was trained on
             assert "is unknown: the data of the run is not at hand" in capsys.readouterr().err
         log.write_text(whole)
     assert counts[0] == 40  # all targets of the older export but one were train clicks
-    if command[0] == "plot":
+    if command[0] == "report":
         return
     (tmp_path / "moved.csv").write_text(whole)
     assert call(*command, run, "--data", tmp_path / "moved.csv") == 0  # the same clicks elsewhere
@@ -118,15 +118,15 @@ def test_a_training_that_has_not_ended_is_named_in_every_report(
     monkeypatch.chdir(tmp_path)
     run = trained(tmp_path / "run", log)
     capsys.readouterr()
-    if command[0] != "plot":
+    if command[0] != "report":
         assert call(*command, run) == 0
         assert "epochs are done" not in capsys.readouterr().err
     metrics = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text(metrics[0] + "\n")  # as it is while the second epoch runs
-    assert call(*command, run, "--json") == 0 if command[0] != "plot" else call(*command, run) == 0
+    assert call(*command, run, "--json") == 0 if command[0] != "report" else call(*command, run) == 0
     told = capsys.readouterr()
     assert told.err.count("1 of 2 epochs are done, the best of these counts") == 1
-    if command[0] != "plot":
+    if command[0] != "report":
         assert any("1 of 2 epochs are done" in note for note in json.loads(told.out)["notes"])
     else:
         assert "1 of 2 epochs are done" in (tmp_path / "pictures" / "index.html").read_text()

@@ -35,7 +35,7 @@ from fastcl.recsys import (
     recommend_users,
     robustness,
 )
-from fastcl.recsys.reporting.pages import measured, queue_replay
+from fastcl.recsys.reporting.numbers import measured, queue_replay
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OPTIONS: dict[str, Any] = {"dim": 16, "max_len": 7}
@@ -66,7 +66,7 @@ MEETINGS: dict[str, Callable[[Any, Split, Interactions, Any], Any]] = {
     "rank_cases inputs": lambda m, s, d, p: rank_cases(m, log().split().test, inputs=s.test.history),
     "compare": lambda m, s, d, p: compare({"one": [m]}, s.test),
     "robustness": lambda m, s, d, p: robustness(m, s.test, ratios=(0.1,)),
-    "plot": lambda m, s, d, p: measured({"one": m}, s, {}, {}, "mask", (0.1,)),
+    "report": lambda m, s, d, p: measured({"one": m}, s, seen="mask", ratios=(0.1,)),
     "fit": lambda m, s, d, p: fit(m, s, epochs=1, progress=False),
     "fit into a folder": lambda m, s, d, p: fit(m, s, epochs=1, out=p / "run", progress=False),
     "export": lambda m, s, d, p: export(m, p / "vectors", queries=s.test.history),

@@ -307,7 +307,7 @@ def test_commands_on_a_run_that_was_trained_on_everything(tmp_path: Path, capsys
     shown = capsys.readouterr()
     assert shown.out == f"{run}: trained on everything, 2 epochs without validation; the last one counts\n"
     assert "no validation" in shown.err
-    for command in (["evaluate", run], ["compare", run], ["plot", run, "-o", str(tmp_path / "pictures")]):
+    for command in (["evaluate", run], ["compare", run], ["report", run, "-o", str(tmp_path / "pictures")]):
         assert main.main(command) == 2
         assert "trained with --split none, which holds nothing out; there is no test case" in capsys.readouterr().err
     assert main.main(["recommend", run, "--users", str(log), "-k", "3"]) == 0

@@ -226,15 +226,15 @@ def test_commands_never_replace_what_they_read(tmp_path: Path, capsys: pytest.Ca
             assert words in capsys.readouterr().err
     assert {path: path.read_bytes() for path in before} == before
     assert main.main(["recommend", str(run), "--users", str(users), "-o", "/dev/null"]) == 0
-    for command in ("export", "plot"):
+    for command in ("export", "report"):
         assert main.main([command, str(run), "-o", str(users)]) == 2
         assert f"{users}: -o: expected a folder, got a file" in capsys.readouterr().err
     faiss = ("export", "--to", "faiss")
     for command, option, name in (
         (faiss, "--queries", "ids.json"),
         (faiss, "--queries", "vectors.npy"),
-        (("plot",), "--data", "index.html"),
-        (("plot",), "--data", "numbers.json"),
+        (("report",), "--data", "index.html"),
+        (("report",), "--data", "numbers.json"),
     ):
         (tmp_path / name).write_bytes(log.read_bytes())
         assert main.main([*command, str(run), option, str(tmp_path / name), "-o", str(tmp_path)]) == 2

@@ -12,10 +12,10 @@ from fastcl.recsys.cli import (
     export,
     info,
     intents,
-    plot,
     recommend,
+    report,
     resume,
     train,
 )
 
-COMMANDS = (demo, data, train, resume, evaluate, compare, plot, intents, recommend, export, bench, info)
+COMMANDS = (demo, data, train, resume, evaluate, compare, report, intents, recommend, export, bench, info)

@@ -25,7 +25,8 @@ def add(commands: Any) -> None:
     option("folder", metavar="RUN")
     add_run_options(parser)
     add_metric_options(parser)
-    option("--by", metavar="GROUPS", default="", help=f"also in groups of cases: {', '.join(GROUPS)}")
+    by = f"also in groups of cases: {', '.join(GROUPS)}, or a feature of the items"
+    option("--by", metavar="GROUPS", default="", help=by)
     option("--robustness", metavar="RATIOS", help="also with such shares of each history deleted or replaced, 0.1,0.3")
     add_threads(parser)
     option("--json", action="store_true", help="print everything as JSON")
@@ -55,9 +56,9 @@ def run(args: argparse.Namespace) -> None:
     protocol = args.protocol or "full"
     metrics = named_metrics(args.metrics, protocol)
     by = tuple(part.strip() for part in args.by.split(",") if part.strip())
-    check_groups(by)
     ratios = _ratios(args.robustness)
     (found_run,), split, seen, notes = open_runs([Path(args.folder)], args)
+    check_groups(by, split.items.features)
     vectors = vectors_for(metrics, split)
     tell(notes)
     model = found_run.model

@@ -1,4 +1,4 @@
-"""What evaluate, compare, plot and intents share: run folders opened together with the one data set they were trained
+"""What evaluate, compare, report and intents share: run folders opened together with the one data set they were trained
 on, and what a reader of their figures has to know.
 """
 

@@ -1,37 +1,40 @@
-"""The drawing of every picture: numbers in, matplotlib figures out, PNG bytes at the end. Nothing is measured or read
-here, and matplotlib is imported only when something is drawn."""
+"""The drawing of every picture: numbers in, matplotlib figures out, PNG bytes or SVG text at the end. Nothing is
+measured or read here, and matplotlib is imported only when something is drawn."""
 
 from __future__ import annotations
 
+import html
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 Draw = Callable[[Any], None]  # draws into matplotlib Axes
 FEW = 30  # cases: the mean over fewer is drawn pale
+WIDE = 24  # bars: a picture of more is twice as wide
 
 
 class Line(NamedTuple):
-    """values: of one seed, or of several, drawn as their mean in a band from the least to the largest. firm: for every
-    point, whether it is to be trusted; the others are pale. Empty: all are."""
+    """values: of one seed, or of several, drawn as their mean in a band from the least to the largest."""
 
     label: str
     x: Sequence[float]
     values: Sequence[Sequence[float]]
     colour: str | None = None
     style: str = "-"
-    firm: Sequence[bool] = ()
 
 
 def alone(draw: Draw) -> Any:
     """A figure of one panel, readable on a phone, its legend beside the data and never over them."""
     figure = side_by_side(draw)
-    figure.set_size_inches(4.6, 4.0)
     (axes,) = figure.axes
+    figure.set_size_inches(9.2 if len(axes.patches) > WIDE else 4.6, 4.0)
     if axes.get_legend() is not None:
-        axes.get_legend().remove()
-        figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+        old = axes.get_legend()
+        labels = [text.get_text() for text in old.get_texts()]
+        figure.legend(old.legend_handles, labels, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+        old.remove()
     return figure
 
 
@@ -60,6 +63,28 @@ def png(figure: Any) -> bytes:
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=150)
     return data.getvalue()
+
+
+def svg(figure: Any, name: str, alt: str) -> str:
+    """The figure as an <svg> element for a page. Black becomes the page's text colour, so that the page may be dark.
+
+    name: makes the ids inside the element differ from those of the page's other pictures. alt: its text for those who
+    do not see it. Text stays text, and the same figure gives the same characters.
+    """
+    import matplotlib
+
+    data = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(data, format="svg", transparent=True, metadata=nothing)
+    text = data.getvalue()
+    text = text[text.index("<svg") :].replace("#000000", "currentColor")
+    (box,) = re.findall(r'viewBox="[^"]*"', text)
+    text = re.sub(r"<svg[^>]*>", f'<svg {box} role="img" aria-label="{html.escape(alt)}">', text, count=1)
+    named = re.compile(r' id="([^"]*)"')
+    used = {name for name in named.findall(text) if f"#{name}" in text}  # the others would stand on the page twice
+    text = named.sub(lambda found: found[0] if found[1] in used else "", text)
+    return re.sub(r"\n\s*", "\n", text)
 
 
 def _marker(nth: int) -> str:
@@ -98,11 +123,7 @@ def lines(axes: Any, drawn: Sequence[Line], title: str, x: str, y: str) -> None:
         x_of, mean = line.x[: len(at)], [sum(values) / len(values) for values in at]
         look = {"color": line.colour, "linestyle": line.style, "markersize": 3}
         look["marker"] = "o" if len(at) <= 50 else ""  # a point each hides a long line
-        firm = line.firm or [True] * len(at)
-        shown = [value if trusted else float("nan") for value, trusted in zip(mean, firm, strict=True)]
-        (solid,) = axes.plot(x_of, shown, label=line.label, **look)
-        if not all(firm):
-            axes.plot(x_of, mean, **{**look, "color": solid.get_color()}, alpha=0.25)
+        (solid,) = axes.plot(x_of, mean, label=line.label, **look)
         if len(line.values) > 1:
             axes.fill_between(x_of, list(map(min, at)), list(map(max, at)), color=solid.get_color(), alpha=0.2, lw=0)
     axes.set(title=title, xlabel=x, ylabel=y)
@@ -144,22 +165,55 @@ def points(axes: Any, values: Mapping[str, tuple[float, float]], title: str, x: 
 
 
 def groups(axes: Any, reports: Mapping[str, Sequence[Mapping[str, Any]]], metric: str, title: str, label: str) -> None:
-    """One line a name over the groups of `by_group`; all names have the same groups."""
-    grouped(axes, [Line(n, (), [[row[metric] for row in rows]]) for n, rows in reports.items()], reports, title, label)
+    """One bar a name in each group of `by_group`; all names have the same groups."""
+    first = next(iter(reports.values()))
+    group_bars(
+        axes,
+        {name: [row[metric] for row in rows] for name, rows in reports.items()},
+        {},
+        {name: f"C{nth % 10}" for nth, name in enumerate(reports)},
+        [row["group"] for row in first],
+        [row["cases"] for row in first],
+        title,
+        label,
+    )
     axes.set_ylabel(metric)
 
 
-def grouped(
-    axes: Any, drawn: Sequence[Line], reports: Mapping[str, Sequence[Mapping[str, Any]]], title: str, label: str
+def group_bars(
+    axes: Any,
+    values: Mapping[str, Sequence[float]],
+    spread: Mapping[str, Sequence[tuple[float, float]]],
+    colours: Mapping[str, str],
+    groups: Sequence[str],
+    cases: Sequence[int],
+    title: str,
+    label: str,
 ) -> None:
-    """Lines over the groups of `by_group`, which have their counts below; what rests on FEW cases or less is pale."""
-    first = next(iter(reports.values()))
-    firm = [row["cases"] >= FEW for row in first]
-    lines(axes, [line._replace(x=range(len(first)), firm=firm) for line in drawn], title, label, "")
-    axes.set_xticks(range(len(first)), [f"{row['group']}\n({row['cases']:,})" for row in first], fontsize=8)
+    """In each group a bar a name, with its interval where `spread` has it. Below a group stands how many cases it has;
+    what rests on fewer than FEW is pale."""
+    width = 0.85 / len(values)
+    firm = [count >= FEW for count in cases]
+    for nth, (name, of) in enumerate(values.items()):
+        at = [place + (nth - (len(values) - 1) / 2) * width for place in range(len(of))]
+        bars = axes.bar(at, of, width * 0.92, color=colours[name], label=name)
+        for bar, trusted in zip(bars, firm, strict=True):
+            bar.set_alpha(1.0 if trusted else 0.3)
+        for x, (low, high), trusted in zip(at, spread.get(name, ()), firm, strict=False):
+            axes.plot([x, x], [low, high], color="black", linewidth=0.8, alpha=0.9 if trusted else 0.3)
+    many = len(groups) > 6
+    axes.set_xticks(
+        range(len(groups)),
+        [f"{group} ({n:,})" if many else f"{group}\n({n:,})" for group, n in zip(groups, cases, strict=True)],
+        fontsize=8,
+        **({"rotation": 40, "ha": "right"} if many else {}),
+    )
     for text, trusted in zip(axes.get_xticklabels(), firm, strict=True):
-        text.set_color("black" if trusted else "darkgray")
+        text.set_alpha(1.0 if trusted else 0.5)
+    axes.set(title=title, xlabel=f"{label} (cases)")
     axes.set_ylim(bottom=0)
+    for handle in axes.legend(fontsize=8).legend_handles:
+        handle.set_alpha(1.0)  # the first group may be pale
 
 
 def corruption(axes: Any, reports: Mapping[str, Sequence[Mapping[str, Any]]], kind: str, metric: str) -> None:

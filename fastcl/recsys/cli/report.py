@@ -1,4 +1,4 @@
-"""fastcl plot: pictures of one or more runs."""
+"""fastcl report: one page about one or more runs."""
 
 import argparse
 import json
@@ -7,21 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from fastcl.recsys.cli.runs import Run, add_run_options, groups_of, inputs_of, open_runs, run_folders, tell
-from fastcl.recsys.reporting.pages import FILES, plot
+from fastcl.recsys.evaluation.groups import GROUPS
+from fastcl.recsys.reporting.report import FILES, report
 from fastcl.recsys.training.checkpoint import read_metrics
 from fastcl.recsys.training.threads import add_threads
 from fastcl.recsys.writing import check_folder
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("plot", help="pictures of runs: PNGs and one HTML page")
+    parser = commands.add_parser("report", help="one page about runs: verdict, tables, pictures, examples")
     option = parser.add_argument
     option("folders", nargs="+", metavar="RUN", help="run folders, or folders of several runs, on the same data")
     add_run_options(parser)
-    option("-o", "--out", required=True, metavar="FOLDER", help="pictures of the same names in it are overwritten")
+    option("-o", "--out", required=True, metavar="FOLDER", help="files of the same names in it are overwritten")
+    by = f"groups of cases: {', '.join(GROUPS)}, or a feature of the items (default: {','.join(GROUPS)})"
+    option("--by", metavar="GROUPS", default=",".join(GROUPS), help=by)
     add_threads(parser)
     option("--json", action="store_true", help="print the files as JSON")
-    parser.set_defaults(run=run, names={"format": "--data", "columns": "--data"})
+    parser.set_defaults(run=run, names={"by": "--by", "format": "--data", "columns": "--data"})
 
 
 def run(args: argparse.Namespace) -> None:
@@ -37,20 +40,28 @@ def run(args: argparse.Namespace) -> None:
         run.model.share = (0, run.config.get("processes", 1))
     tell(notes)
     print("measuring ...", file=sys.stderr, flush=True)
-    files = plot(
+    files = report(
         {name: run.model for name, run in named.items()},
         split,
         args.out,
+        title=_title(args.data or runs[0].config.get("data", {}).get("path", "")),
         logs={name: read_metrics(run.folder) for name, run in named.items()},
+        epochs={name: run.config["epochs"] for name, run in named.items() if "epochs" in run.config},
         seeds={name: run.config.get("seed", 0) for name, run in named.items()},
         seen=seen,
         notes=notes,
         groups=_groups(runs, names),
+        by=[part.strip() for part in args.by.split(",") if part.strip()],
     )
     if args.json:
         print(json.dumps({"files": [str(file) for file in files]}))
     else:
         print("\n".join(map(str, files)))
+
+
+def _title(path: str) -> str:
+    """ "bundled:movies" -> "movies", "data/log.csv" -> "log.csv"."""
+    return path.removeprefix("bundled:") if path.startswith("bundled:") else Path(path).name
 
 
 def _name(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Pictures: the numbers behind them against slow counts, and the page as a reader without a network gets it."""
+"""The report: its numbers against slow counts, and the page as a reader without a network gets it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,26 @@ import numpy as np
 import pytest
 import torch
 
-from fastcl.recsys import CLRec, Histories, Interactions, Items, MultiCLRec, SASRec, fit, save
+from fastcl.recsys import (
+    CLRec,
+    CoOccurrence,
+    Histories,
+    Interactions,
+    Items,
+    MultiCLRec,
+    Popularity,
+    SASRec,
+    fit,
+    rank_cases,
+    save,
+)
 from fastcl.recsys.cli import main
+from fastcl.recsys.evaluation.measures import ndcg
 from fastcl.recsys.models.clrec.model import Batch
 from fastcl.recsys.reporting import pictures
-from fastcl.recsys.reporting.pages import TRAINED, _figures, _Look, measured, plot, queue_replay
+from fastcl.recsys.reporting.figures import Look, figures
+from fastcl.recsys.reporting.numbers import TRAINED, measured, period, queue_replay
+from fastcl.recsys.reporting.report import report
 from fastcl.recsys.reporting.tables import popularity_shares, shown_shares
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -78,14 +93,18 @@ class Sources(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.images: list[str] = []
+        self.alts: list[str] = []
+        self.ids: list[str] = []
         self.tags: set[str] = set()
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
-        self.images += [value or "" for name, value in attributes if name == "src"]
+        self.images += [value or "" for name, value in attributes if name in ("src", "xlink:href") and value[:1] != "#"]
+        self.ids += [value or "" for name, value in attributes if name == "id"]
+        self.alts += [value or "" for name, value in attributes if tag == "svg" and name == "aria-label"]
 
 
-def test_page_and_pictures(tmp_path: Path) -> None:
+def test_the_page_and_its_pictures(tmp_path: Path) -> None:
     split = log().split()
     models = {
         "<first>": SASRec(ITEMS, dim=8, seed=0).eval(),
@@ -96,10 +115,11 @@ def test_page_and_pictures(tmp_path: Path) -> None:
     line = {"epoch": 1, "loss": 2.0, "recall@10": 0.1, "ndcg@10": 0.05}
     parts = {"loss": 3.0, "loss_parts": {"kl": 1.0, "reconstruction": 2.0}, "ndcg@10": 0.1}
     logs = {"<first>": [line, {**line, "loss": 1.0}], "latent": [parts, parts]}
-    files = plot(models, split, tmp_path / "out", logs=logs, ratios=(0.0, 0.5))
-    names = ["training", "validation", "impressions", "diversity", "popularity", "groups-popularity"]
-    names += ["groups-frequency", "groups-length", "robustness-delete", "robustness-replace", "queue-age", "queue-hits"]
-    names += ["intents-1", "diagnostics-1", "diagnostics-2"]
+    notes = ["<two> of 3 epochs"]
+    files = report(models, split, tmp_path / "out", title="<log>", logs=logs, ratios=(0.0, 0.5), notes=notes)
+    names = ["validation-ndcg", "validation-recall", "training", "impressions", "diversity", "popularity", "groups-1"]
+    names += ["groups-2", "groups-3", "robustness-delete", "robustness-replace", "intents-1", "queue-age", "queue-hits"]
+    names += ["diagnostics-1", "diagnostics-2"]
     assert [file.name for file in files] == [*(f"{name}.png" for name in names), "numbers.json", "index.html"]
     assert all((tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in names)
 
@@ -114,12 +134,18 @@ def test_page_and_pictures(tmp_path: Path) -> None:
     page = (tmp_path / "out" / "index.html").read_text()
     found = Sources()
     found.feed(page)
-    assert len(found.images) == len(names)
+    assert [alt.partition(":")[0] for alt in found.alts[:2]] == ["Validation ndcg@10", "Validation recall@10"]
+    assert len(found.alts) == len(names)
+    assert all(re.search(r"\d", alt.partition(":")[2]) for alt in found.alts)  # the result, not the name
+    assert len(found.ids) == len(set(found.ids))  # an id twice would make one picture use the other's shapes
     assert all(source.startswith("data:image/png;base64,") for source in found.images)
     assert '<meta name="viewport" content="width=device-width,initial-scale=1">' in page
     assert not found.tags & {"script", "link", "iframe"}
-    assert not re.search(r"https?://|url\(", page)
-    assert "&lt;first&gt;" in page
+    assert not re.search(r"https?://|url\((?!#)|@import", page)
+    assert "<h1>&lt;first&gt;, queue, latent, several on &lt;log&gt;</h1>" in page
+    assert '<p class="note" role="note">&lt;two&gt; of 3 epochs</p>' in page
+    assert page.count('<p class="verdict">') == len(models)
+    assert page.index("<summary>For developers</summary>") < page.index("Age of the queue")
 
 
 def test_seeds_are_one_line_and_a_model_has_one_colour_everywhere() -> None:
@@ -130,12 +156,13 @@ def test_seeds_are_one_line_and_a_model_has_one_colour_everywhere() -> None:
         "a/2": [{"loss": 1.0, "ndcg@10": 0.3}],  # stopped early
         "b": [{"loss": 5.0, "ndcg@10": 0.0}],
     }
-    numbers = measured(models, split, logs, {}, "mask", (0.0, 0.5))
-    look = _Look(models, ["popularity", "co-occurrence"], {"a/1": "a", "a/2": "a"})
+    groups = {"a/1": "a", "a/2": "a"}
+    numbers = measured(models, split, seen="mask", ratios=(0.0, 0.5), logs=logs, groups=groups)
+    look = Look(list(models), ["popularity", "co-occurrence"], groups)
     assert len(set(look.colours.values())) == len(look.colours) == 4
-    for section in _figures(numbers, look).values():
-        for name, draw in section.items():
-            figure = pictures.alone(draw)
+    for section in figures(numbers, look).values():
+        for name, picture in section.items():
+            figure = pictures.alone(picture.draw)
             (axes,) = figure.axes
             assert axes.get_legend() is None  # nothing lies over the data
             named = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
@@ -144,27 +171,63 @@ def test_seeds_are_one_line_and_a_model_has_one_colour_everywhere() -> None:
                 if label != TRAINED:
                     assert line.get_color() == look.colours[label.split()[0]]
             if name == "training":
-                assert named["a loss"].get_ydata().tolist() == [2.0, 1.0]
+                assert named["a"].get_ydata().tolist() == [2.0, 1.0]
                 (band,) = axes.collections
                 assert (band.get_datalim(axes.transData).y0, band.get_datalim(axes.transData).y1) == (1.0, 3.0)
             if name.startswith("groups"):
-                by = name.removeprefix("groups-")
-                for row, value in zip(numbers["groups"]["b"][by], named["b"].get_ydata(), strict=True):
-                    assert np.isnan(value) == (row["cases"] < pictures.FEW)  # pale, and no part of the line
+                by = list(numbers["groups"]["b"])[int(name.removeprefix("groups-")) - 1]
+                (of_b,) = (bars for bars in axes.containers if bars.get_label() == "b")
+                rows = numbers["groups"]["b"][by]
+                assert [bar.get_height() for bar in of_b] == [row["recall@40"] for row in rows]
+                assert [bar.get_alpha() < 1 for bar in of_b] == [row["cases"] < pictures.FEW for row in rows]
 
 
-def test_plot_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verdict_is_a_paired_comparison_with_the_best_floor() -> None:
+    split = log().split()
+    seeds = {f"a/{seed}": SASRec(ITEMS, dim=8, seed=seed).eval() for seed in range(2)}
+    numbers = measured(seeds, split, seen="mask", ratios=(0.5,), by=(), groups=dict.fromkeys(seeds, "a"))
+    floors = {"popularity": Popularity(split.counts), "co-occurrence": CoOccurrence(split.train, len(ITEMS))}
+    gains = {name: ndcg(rank_cases(s, split.test).rank, 10) for name, s in {**seeds, **floors}.items()}
+    best = max(floors, key=lambda name: gains[name].mean())
+    (found,) = numbers["verdicts"]
+    mean = (gains["a/0"] + gains["a/1"]) / 2
+    assert (found["name"], found["floor"]) == ("a", best)
+    assert found["difference"] == pytest.approx((mean - gains[best]).mean())
+    half = 1.96 * mean.std(ddof=1) / len(mean) ** 0.5
+    assert numbers["intervals"]["a"]["ndcg@10"] == pytest.approx([mean.mean() - half, mean.mean() + half])
+    for example in numbers["examples"]:
+        (case,) = np.flatnonzero(np.array(split.users)[split.test.user] == example["user"])
+        assert example["next"] == ITEMS.ids[split.test.target[case] - 1]
+        assert example["newest"][-1] == ITEMS.ids[split.test.history.take(np.array([case])).item[-1] - 1]
+        assert list(example["shown"]) == ["a", best]
+        assert not set(example["shown"]["a"]) & set(example["newest"])
+
+
+def test_the_period_is_told_of_unix_seconds_alone() -> None:
+    lists = [[1, 2, 3, 4], [2, 3, 4, 5]]
+    for first, expected in ((5, None), (1_500_000_000, ["2017-07-14", "2017-07-17"])):
+        times = [[first + 86_400 * (step + user) for step in range(4)] for user in range(2)]
+        timed = Interactions(ITEMS, ("u", "v"), Histories.from_lists(lists, times)).split()
+        assert period(timed) == expected  # the test targets, of one day more, are nothing that a model reads
+    assert period(log().split()) is None
+
+
+def test_report_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "log.csv"
     rows = [f"u{user},i{(user * 7 + step * step) % 20},{step}" for user in range(20) for step in range(6)]
     table.write_text("user,item,time\n" + "\n".join(rows) + "\n")
     run = tmp_path / "run"
     save(SASRec(Interactions.read(table).items, dim=8).eval(), run, {"data": {"path": str(table)}})
     (run / "metrics.jsonl").write_text('{"epoch": 1, "loss": 1.0, "recall@10": 0.1, "ndcg@10": 0.1, "best": true}\n')
-    assert main.main(["plot", str(run), "-o", str(tmp_path / "out"), "--json"]) == 0
+    assert main.main(["report", str(run), "-o", str(tmp_path / "out"), "--by", "length", "--json"]) == 0
     files = json.loads(capsys.readouterr().out)["files"]
     assert all(Path(file).is_file() for file in files)
-    assert "training.png" in {Path(file).name for file in files}
+    names = {Path(file).name for file in files}
+    assert {"training.png", "groups-1.png"} <= names
+    assert "groups-2.png" not in names
+    assert main.main(["report", str(run), "-o", str(tmp_path / "out"), "--by", "age"]) == 2
+    assert "--by: expected names among popularity, frequency, length, got 'age'" in capsys.readouterr().err
     (run / "metrics.jsonl").write_text("{broken\n")
-    assert main.main(["plot", str(run), "-o", str(tmp_path / "out")]) == 2
+    assert main.main(["report", str(run), "-o", str(tmp_path / "out")]) == 2
     assert "metrics.jsonl: damaged" in capsys.readouterr().err
     assert torch.is_grad_enabled()
