@@ -1,12 +1,12 @@
-"""The analyses of ContrastVAE (Wang et al. 2022) from what `quality --run` left: figures, pictures, a page of tables.
+"""The analyses of ContrastVAE (Wang et al. 2022), made from the results of `benchmarks.quality --run`.
 
     python -m benchmarks.analyses --data FOLDER --states FOLDER [--set amazon/Toys_and_Games]
 
-Recall by frequency of the last item and by length of the history (Fig. 2), collapse of the posterior (mean KL to
-N(0, I), mean variance), robustness to deleted and replaced items, and sensitivity to the weight of the contrast. The
-first and third rank the test cases anew, with the saved weights of the first seed; the others are means over the seeds
-in results/contrastvae.json. Writes numbers.json, tables.md and PNGs to results/contrastvae-analyses/SET. Nothing trains
-here; what was not trained yet is left out.
+There are four analyses: recall by frequency of the last item and by length of the history (Fig. 2 of the paper);
+collapse of the posterior (mean KL to N(0, I), mean variance); robustness to deleted and replaced items; sensitivity to
+the weight of the contrast. The first and the third rank the test cases with the saved weights of the first seed. The
+second and the fourth are means over the seeds in results/contrastvae.json. Writes numbers.json, tables.md and pictures
+to results/contrastvae-analyses/SET. Nothing is trained here: models without a finished run are left out.
 """
 
 import argparse
@@ -43,7 +43,7 @@ Numbers = dict[str, Any]
 
 
 def finished(manifest: Mapping[str, Any], done: Sequence[Run], data: str) -> dict[str, list[Run]]:
-    """label -> results on `data` of a model trained by our own rules, in the manifest's order."""
+    """label -> finished runs on `data`, in the manifest's order; without floors and without the authors' rules."""
     ids = {run["id"]: run for run in done}
     found: dict[str, list[Run]] = {}
     for run in runs(dict(manifest)):
@@ -54,7 +54,7 @@ def finished(manifest: Mapping[str, Any], done: Sequence[Run], data: str) -> dic
 
 
 def ranked(models: Mapping[str, Model], split: Split) -> Numbers:
-    """Recall in groups, beside the floors, and under corruption."""
+    """Recall by group, of the models and the floors, and recall of the models under corruption."""
     scorers: dict[str, Scorer] = {**models, **floors(split, "mask")}
     groups = {
         name: by_group(rank_cases(scorer, split.test, k=K), split.test, by=tuple(GROUPED))
@@ -64,8 +64,8 @@ def ranked(models: Mapping[str, Model], split: Split) -> Numbers:
 
 
 def collapse(trained: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, float]]:
-    """Of each ContrastVAE, over all positions of the test histories: "kl" to N(0, I), "variance" of a latent dimension;
-    and its recall.
+    """Of each ContrastVAE: "kl" to N(0, I) and "variance" of a latent dimension, means over all positions of the test
+    histories; and its recall.
     """
     return {
         label: {
@@ -79,8 +79,8 @@ def collapse(trained: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, float]
 
 
 def sensitivity(trained: Mapping[str, Sequence[Run]], base: str = RANKED[0]) -> dict[str, dict[str, float]]:
-    """Weight of the contrast -> metrics, of the runs that differ from `base` by it alone, in rising order; empty where
-    there is one weight only.
+    """Weight of the contrast -> metrics, in rising order, of the runs that differ from `base` only in this weight.
+    Empty if there is just one weight.
     """
 
     def rest(run: Run) -> tuple[Any, Any]:

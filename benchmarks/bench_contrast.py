@@ -1,18 +1,20 @@
-"""Is the fused loss faster than what one would write? Every shape of cases.py, forward and forward+backward.
+"""Times fastcl's losses against other forms of the same losses: every shape of cases.py, forward and forward+backward.
 
     python -m benchmarks.bench_contrast [--only clrec,moco] [--against products,reference] [--passes both]
         [--threads 1,2] [--repeats 15] [--output benchmarks/results/contrast-cpu]
 
-Compared in one process, in turn; a figure is the median of the ratios of neighbours in time. Columns:
-    / products      our time over that of the bare matrix products (torch.mm into preallocated outputs): 1 forward, 3
-                    with backward, 2 where the keys are frozen
-    / plain         16-bit rows, ids or bias only: our time over our own in float32 without ids and bias
-    reference /     that of `fastcl.reference`, the textbook form, over ours; compile /: the same through torch.compile
-    lean /          the leanest eager form by hand (one matrix product and cross_entropy, no copies); lean compile /:
-                    the same through torch.compile
-    others          see peers.py: their time over ours for the same loss, with rows normalised where they do so
-A bound stands in brackets behind its figure. "-": not the same loss, or out of that package's reach. With --output,
-JSON (`.json`) and the table (`.md`) are written.
+All forms run in one process and take turns. A figure is the median of the ratios of measurements that follow each
+other. Columns:
+    / products      fastcl's time divided by that of the bare matrix products (torch.mm into preallocated outputs): one
+                    product forward, three with backward, two with backward if the keys are frozen
+    / plain         cases with 16-bit rows, ids or bias: fastcl's time divided by its time for float32 without them
+    reference /     the time of `fastcl.reference`, the textbook form, divided by fastcl's
+    compile /       the same for `fastcl.reference` under torch.compile
+    lean /          the same for the leanest eager form (one matrix product and cross_entropy, no copies)
+    lean compile /  the same for the leanest eager form under torch.compile
+    others          the same for the forms in peers.py; fastcl normalises the rows where the other form does
+A target stands in brackets behind its figure. "-": the form does not compute this loss, or not at this size. With
+--output PATH, PATH.json and PATH.md (the table) are written.
 """
 
 import argparse
@@ -40,7 +42,8 @@ from benchmarks.common import (
 )
 from benchmarks.peers import PEERS, Loss, missing
 
-OVER = ("products", "plain")  # ours / theirs, to be at most the bound; the others are theirs / ours, to be at least it
+# Ratios of fastcl's time to the other's, to be at most the bound. All other columns are the inverse, to be at least it.
+OVER = ("products", "plain")
 BY_HAND: dict[str, Loss] = {"reference": textbook, "lean": lean}
 COMPILED: dict[str, Loss] = {"compile": textbook, "lean compile": lean}
 COLUMNS = [*OVER, *BY_HAND, *COMPILED, *PEERS]
@@ -48,7 +51,7 @@ PASSES = {"forward": False, "both": True}
 
 
 def bound(case: Case, column: str, backward: bool) -> float | None:
-    """The target of a figure, or None. Forward alone: at most 0.9 of one product up to 128 features."""
+    """The target of a figure, or None. Forward alone must take at most 0.9 of one product, up to 128 features."""
     if column == "products" and column in case.targets and not backward and case.d <= 128:
         return 0.9
     return case.targets.get(column)
@@ -63,7 +66,9 @@ def bare_products(case: Case, x: Inputs, backward: bool) -> Callable[[], None]:
 
 
 def candidates(case: Case, columns: Sequence[str], backward: bool) -> dict[str, Callable[[], None]]:
-    """What runs in turn: ours, and for each column the other; ours against a peer that normalises under `ours NAME`."""
+    """The functions to time, by name: "fastcl", and one for each column. A peer that normalises rows is compared with
+    "ours NAME", which normalises them too.
+    """
 
     def timed(loss: Loss, of: Case, x: Inputs) -> Callable[[], None]:
         return step(functools.partial(loss, of, x), [t for t in x[:3] if t.requires_grad], backward)
@@ -90,7 +95,7 @@ def candidates(case: Case, columns: Sequence[str], backward: bool) -> dict[str, 
 def figures(
     case: Case, columns: Sequence[str], seconds: Mapping[str, Sequence[float]], backward: bool
 ) -> dict[str, Any]:
-    """Column -> ratio, None (not compared) or why it cannot be; and what is met."""
+    """`ratios`: column -> ratio, None (not compared) or the reason why not. `met`: which targets are met."""
     ratios: dict[str, Any] = {}
     failed = []
     for column in columns:
@@ -127,7 +132,7 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def losing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where anything but the bare products is faster than ours."""
+    """A line for every comparison that fastcl loses; the bare products are no loss and do not count."""
     return [
         f"{row['case']}, {row['threads']} threads, {row['pass']}: {column} takes {ratio:.2f} of our time"
         for row in rows
@@ -140,9 +145,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(CASES), help="cases, separated by commas")
     parser.add_argument("--against", default=",".join(COLUMNS), help="columns, separated by commas")
-    parser.add_argument("--passes", default=",".join(PASSES), help="forward, both or forward,both")
-    parser.add_argument("--threads", type=numbers, default=all_thread_counts()[:2])
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--passes", default=",".join(PASSES), help="forward, both (with backward) or forward,both")
+    parser.add_argument("--threads", type=numbers, default=all_thread_counts()[:2], help="thread counts, by commas")
+    parser.add_argument("--repeats", type=int, default=15, help="measurements of each form (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="path without suffix")
     args = parser.parse_args()
     names = chosen(args.only, "--only", CASES, parser)

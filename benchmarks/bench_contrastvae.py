@@ -1,15 +1,19 @@
-"""What an epoch of ContrastVAE costs: our clean mode against the authors' rules, and how much memory training takes.
+"""What an epoch of ContrastVAE costs, by fastcl's own rules and by the authors', and how much memory training takes.
 
     python -m benchmarks.bench_contrastvae FOLDER [--only Beauty] [--output benchmarks/results/contrastvae-cost]
 
-FOLDER holds the data sets. One thread; CPU seconds of batches, loss, backward pass and optimiser, without validation.
-All modes have the authors' width, depth, batch and augmentation (their Beauty command: MA). Steps of the clean modes
-are all taken; of the authors' rules, which cost more and are all alike, every eighth. The modes take turns, so that the
-machine's load meets all alike. "the authors' arithmetic" is that of their program, padding included, with our fused
-contrast; theirs compares 2B x 2B vectors in a block of 2B x 2B x D, and the row with the block adds the measured cost
-of it. "paper-code" is our form of it, which decodes clicks alone. Their program itself was not run.
-Memory: the peak resident set of a process that trains two epochs with the study's settings and ranks the test cases.
-Where MKL takes AVX2 by itself, results/contrastvae-cost-mkl-avx512 has the same with AVX-512 (quality.py says how).
+FOLDER holds the data sets. One thread. A figure is the CPU seconds of batches, loss, backward pass and optimiser over
+an epoch, without validation. All modes have the authors' width, depth, batch size and augmentation (those of their
+command for Beauty: MA). The modes take turns, so that the machine's load affects all alike. Every step of the clean
+modes is measured. Steps by the authors' rules cost more and are all alike: every eighth is measured.
+
+"the authors' arithmetic" is that of their program, padding included, but with fastcl's fused contrast. Their own
+contrast compares 2B x 2B vectors in a block of 2B x 2B x D numbers; the row "the same with the block" adds its measured
+cost. "paper-code" computes the same results but decodes real clicks only. Their program itself was not run.
+
+Memory is the peak resident set of a process that trains two epochs with the study's settings and ranks the test cases.
+On processors where MKL chooses AVX2 by itself, results/contrastvae-cost-mkl-avx512 has the same figures with AVX-512 in
+MKL (quality.py tells how).
 """
 
 import argparse
@@ -45,14 +49,14 @@ MODES: dict[str, dict[str, Any]] = {
     "clean, sampled softmax (512)": {**AUTHORS, "reconstruction": "sampled"},
     "clean, full softmax": AUTHORS,
 }
-EVERY = 8  # of the steps under the authors' rules
+EVERY = 8  # one of so many steps by the authors' rules is measured
 STUDY: dict[str, Any] = {"debias": 0.15}
 BATCH = {"Beauty": 256, "Office": 128}
 AT_MOST_MB = 1500
 
 
 class AsAuthors(ContrastVAE):
-    """Decodes padding too."""
+    """ContrastVAE that decodes padding too, as the authors' program does."""
 
     def decode(self, z: Tensor, clicks: Packed) -> Tensor:
         laid = left_padded(clicks.length.numpy(), self.config.max_len, self.device)
@@ -75,7 +79,7 @@ def epochs(split: Split) -> dict[str, float]:
         for name, options in MODES.items()
     }
     for step in turns.values():
-        step()  # warm-up; its batch is not measured
+        step()  # warm-up
     steps = ContrastVAE(split.items, **AUTHORS).steps(split.train)
     seconds: dict[str, list[float]] = {name: [] for name in (*MODES, BLOCK)}
     for nth in range(steps - 1):
@@ -116,7 +120,7 @@ def _timed(run: Callable[[], None]) -> float:
 
 
 def peak(split: Split, name: str) -> float:
-    """MB of this process at the end, at most."""
+    """The peak resident set of this process in MiB, after training and ranking."""
     model = ContrastVAE(split.items, seed=0, batch=BATCH[name], **STUDY)
     fit(model, split, epochs=2, progress=False)
     evaluate(model, split.test, k=(20, 40))

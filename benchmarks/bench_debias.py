@@ -1,10 +1,11 @@
-"""Which losses find what users like in a log of what they were shown? Trained on a simulated world, held against it.
+"""Which losses learn what users like from a log that also depends on what users were shown? A simulation.
 
     python -m benchmarks.bench_debias
 
-Two policies made the log: one that shows everybody the same, by popularity, and one that mostly follows a user's
-intents. Beside what the models learn stands the optimum of their losses, computed from the world. Then the loop: each
-round shows what the model of the rounds before recommends. Writes results/debias.{json,md,png}.
+Models are trained on clicks from a simulated world and compared with its true preferences. Two policies decide what is
+shown: one shows everybody the same items, by popularity; the other mostly follows a user's intents. Beside the trained
+models stand the optima of their losses, computed from the world. A feedback loop follows, in which each round shows the
+recommendations of the model trained on all earlier rounds. Writes results/debias.json, .md and .png.
 """
 
 import argparse
@@ -28,16 +29,17 @@ from fastcl.recsys.writing import write_bytes
 
 POLICIES = {"popularity": 0.0, "intents": 0.8}  # name -> World.policy's share of the intents
 K = 10
-ABOUT = f"""KL: of the softmax of the scores from p(click | user, item) made to add up to 1, in nats. rank corr.:
-Spearman's, of scores and p(click). recall@{K}: of a click made where all items are shown alike. recall@{K}, log: of one
-made under the log's own policy. taste: mean p(click) of the listed items. diversity: distinct items in all the lists.
-popularity: impressions in the log of a listed item, the greatest of the trained methods being 1. Mean (standard
-deviation) over the seeds, each of which is another world. Optima are computed from the world, as if a user were known
-in full from the history and every item were clicked often."""
+ABOUT = f"""KL: KL divergence in nats from p(click | user, item), normalised over the items, to the softmax of the
+scores. rank corr.: Spearman's correlation of scores and p(click). recall@{K}: probability that a user's list of {K} has
+the item of a click, if all items are shown equally often. recall@{K}, log: the same if items are shown by the log's
+policy. taste: mean p(click) of the listed items. diversity: number of distinct items in all lists. popularity: mean
+impressions of a listed item in the log, divided by the largest mean of a trained method. Figures are means (standard
+deviations) over the seeds, each with a world of its own. Optima are computed from the world, as if the history told
+everything about a user and every item had many clicks."""
 
 
 class Setting(NamedTuple):
-    """The size of the world and of the training: enough clicks that a rare item has some, in a minute a seed."""
+    """The size of the world and of the training: rare items get some clicks, and a training takes about a minute."""
 
     users: int = 1500
     items: int = 400
@@ -47,23 +49,19 @@ class Setting(NamedTuple):
     rounds: int = 5
     clicks_a_round: int = 6
     epochs_a_round: int = 5
-    explore: float = 0.2  # of a round's impressions, made by the first policy
-    shown: int = 20  # items of a user's list in the loop
+    explore: float = 0.2  # share of a round's impressions that the first policy chooses
+    shown: int = 20  # items in a user's list in the loop
 
 
 def logits(model: Model, clicks: Histories) -> np.ndarray:
-    """float64 [U, I]"""
+    """The scores of all items for all users, float64 [U, I]."""
     with torch.inference_mode():
         return model.scores(clicks)[:, 1:].double().numpy()
 
 
 def against_truth(scores: np.ndarray, log: Log) -> dict[str, float]:
-    """How near the scores [U, I] of all users are to what they like, and what their lists of ten are like. Expectations
-    over the world's probabilities, no draws:
-
-    recall: of the click that comes where all items are shown alike. recall, log: of the click that comes under the
-    log's own policy, which is what tests on logged data see. taste: probability of a click on what is shown.
-    popularity: impressions that a shown item had in the log.
+    """How near the scores [U, I] are to the users' preferences, and measures of the lists of the K best items; ABOUT
+    explains them. All are expectations over the world's probabilities, without random draws.
     """
     truth = log.world.preference()
     best = np.argpartition(-scores, K, axis=1)[:, :K]
@@ -83,8 +81,9 @@ def against_truth(scores: np.ndarray, log: Log) -> dict[str, float]:
 
 
 def optima(log: Log) -> dict[str, np.ndarray]:
-    """log p(item | user) [U, I] at the optimum of each kind of loss, were the user known in full: theorem 1 of CLRec
-    and what becomes of it when the negatives are clicks (estimated propensities alike), not impressions.
+    """log p(item | user) [U, I], up to a constant, at the optimum of each kind of loss, if the history told everything
+    about a user. By theorem 1 of CLRec, whose negatives are impressions, and its variant for negatives (or estimated
+    propensities) that follow the clicks.
     """
     truth = log.world.preference()
     clicked = np.log(truth * log.policy)
@@ -100,11 +99,11 @@ def optima(log: Log) -> dict[str, np.ndarray]:
 
 
 def loop(method: Method, log: Log, setting: Setting, seed: int, rng: np.random.Generator) -> list[dict[str, float]]:
-    """The feedback: a model is trained on all clicks so far, its lists make the next round's impressions, a part of
-    which the first policy still makes. One row a round, from the first policy's (round 0) on.
+    """The feedback loop: a model trained on all clicks so far chooses most of the next round's impressions, the first
+    policy chooses the rest. Returns one row for each round; round 0 is the first policy's alone.
     """
     truth = log.world.preference()
-    head = np.argsort(-log.impressions[1:])[: setting.items // 10] + 1  # the tenth of the items that was shown most
+    head = np.argsort(-log.impressions[1:])[: setting.items // 10] + 1  # the tenth of the items shown most often
     shown, clicks = log.impressions, len(log.clicks.item)
     rows = []
     for number in range(setting.rounds + 1):
@@ -135,8 +134,8 @@ LOOPED = ("full softmax", "IPW, popularity", "CLRec, batch")
 
 
 def run(setting: Setting, seeds: Sequence[int], found: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
-    """Adds what is missing to found["measured"], one row a policy, method and seed, and found["looped"], one row a
-    method, seed and round; yields what each method added.
+    """Adds the missing rows to found["measured"] (one for each policy, method and seed) and found["looped"] (one for
+    each method, seed and round); yields the rows that each method added.
     """
     measured, looped = found["measured"], found["looped"]
     done = {(row["policy"], row["method"], row["seed"]) for row in measured}
@@ -196,7 +195,7 @@ def loop_table(looped: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(found: dict[str, Any]) -> bytes:
-    """What is left to the truth by method and policy, and the head's share over the rounds."""
+    """A picture: KL from the truth by method for each policy, and the feedback loop's measures over the rounds."""
 
     def left(policy: str) -> pictures.Draw:
         rows = [row for row in found["measured"] if row["policy"] == policy]
@@ -231,8 +230,8 @@ def main() -> None:
     option("--seeds", type=int, default=3, help="(default: %(default)s)")
     for name, default in Setting._field_defaults.items():
         option(f"--{name.replace('_', '-')}", type=type(default), default=default, help="(default: %(default)s)")
-    option("--output", type=Path, default=RESULTS / "debias", help="without its ending (default: %(default)s)")
-    option("--resume", action="store_true", help="keep the rows that the output has, add those that it lacks")
+    option("--output", type=Path, default=RESULTS / "debias", help="path without suffix (default: %(default)s)")
+    option("--resume", action="store_true", help="keep the rows of the output file, add those that it lacks")
     args = parser.parse_args()
     torch.set_num_threads(1)
     setting = Setting(*(getattr(args, name) for name in Setting._fields))

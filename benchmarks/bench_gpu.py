@@ -1,16 +1,19 @@
-"""How near is the fused loss to what the GPU can do? Every shape of roofline.py, forward and forward+backward.
+"""Times the fused losses on a GPU against its limits and other forms: shapes of roofline.py, forward and with backward.
 
     python -m benchmarks.bench_gpu [--only clrec,moco] [--types bf16] [--repeats 9] [--seconds 200] [--output PATH]
 
-IT HAS NEVER RUN ON A GPU: where it was written there was none; what needs no GPU is tested. Columns:
-    ms              ours, the median of alternating runs between two events, many calls in a run where they are short
-    floor           the least time on paper, with the rates that are measured first;   of floor: that over ours
-    expected        what such kernels are expected to take (roofline.fused) over ours; 0.5 is the target of a first run
-    eager /, compile /      the leanest form by hand (a product and cross_entropy) over ours; through torch.compile
-    torch lce /     torch.nn.functional.linear_cross_entropy, where this torch has it; over ours
-    memeff /        memeff's Triton kernels (stable=False), where installed; over ours
-    MB, eager MB    the most memory that a call adds;   launches: kernels of one call, torch's own among them
-Compiling is what takes long: torch.compile is left out once half of the seconds are gone, a shape once all are.
+STATUS: this program has not run on a GPU yet. Its parts that need no GPU are tested. Columns:
+    ms              fastcl's time, the median of alternating runs between two CUDA events; a run has many short calls
+    floor           the least possible time by roofline.floor, with the rates measured at the start
+    of floor        floor divided by fastcl's time
+    expected        the time expected of such kernels (roofline.fused) divided by fastcl's; the first target is 0.5
+    eager /         the time of the leanest form by hand (a product and cross_entropy) divided by fastcl's
+    compile /       the same for this form under torch.compile
+    torch lce /     the same for torch.nn.functional.linear_cross_entropy, if this torch has it
+    memeff /        the same for memeff's Triton kernels (stable=False), if installed
+    MB, eager MB    the peak memory that a call adds
+    launches        kernels that one call launches, torch's included
+Compilation takes most of the time. torch.compile is left out when half of --seconds are spent, shapes when all are.
 """
 
 import argparse
@@ -38,7 +41,7 @@ from benchmarks.common import RESULTS, chosen, markdown, median_ratio, step, wri
 
 Loss = Callable[[Case, Inputs], Tensor]
 COLUMNS = ("eager", "compile", "torch lce", "memeff")
-RUN_MS = 5.0  # of a timed run
+RUN_MS = 5.0  # milliseconds of a timed run, which repeats short calls
 
 
 def ours(case: Case, x: Inputs) -> Tensor:
@@ -63,7 +66,7 @@ def memeff(case: Case, x: Inputs) -> Tensor:
 
 
 def losses(case: Case, compiling: bool) -> dict[str, Loss]:
-    """Ours and what computes the same, as far as it is there."""
+    """fastcl's form and the available others that compute the same loss."""
     found: dict[str, Loss] = {"ours": ours, "eager": eager}
     if compiling:
         found["compile"] = torch.compile(eager)
@@ -75,7 +78,7 @@ def losses(case: Case, compiling: bool) -> dict[str, Loss]:
 
 
 def inputs(case: Case, device: str) -> Inputs:
-    """cases.inputs on the device."""
+    """The inputs of cases.py, moved to the device."""
     made = cases.inputs(replace(case, kind="batch") if case.kind == "both" else case)
     moved: dict[str, Any] = {
         name: t.detach().to(device).requires_grad_(t.requires_grad) if isinstance(t, Tensor) else t.to(device)
@@ -85,7 +88,7 @@ def inputs(case: Case, device: str) -> Inputs:
 
 
 def elapsed(run: Callable[[], object], calls: int) -> float:
-    """Seconds of a call on the device."""
+    """Seconds of one call on the device, the mean of `calls` calls."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(calls):
@@ -96,7 +99,7 @@ def elapsed(run: Callable[[], object], calls: int) -> float:
 
 
 def alternate(runs: Mapping[str, Callable[[], None]], repeats: int) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Seconds of each in turn, and why some could not run."""
+    """(name -> seconds of each run, the forms taking turns; name -> the reason of a form that could not run)."""
     calls, failed = {}, {}
     for name, run in runs.items():
         try:
@@ -132,7 +135,7 @@ def launches(run: Callable[[], None]) -> int:
 
 
 def measured_rates() -> tuple[roofline.Rates, dict[str, float]]:
-    """This GPU's rates: of mma.sync and exp2 by ceilings.cu, of copies and library products by torch."""
+    """The rates of this GPU: mma.sync and exp2 measured by ceilings.cu, copies and library products by torch."""
     nvcc = sass_report.find_nvcc()
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "ceilings"
@@ -154,13 +157,13 @@ def measured_rates() -> tuple[roofline.Rates, dict[str, float]]:
 def rates(found: Mapping[str, float]) -> roofline.Rates:
     mma = {"bf16": found["mma bf16"], "tf32": found["mma tf32"], "fp32": found["mma tf32"] / 3}
     library = {name: found[f"product {name}"] for name in roofline.DTYPES}
-    # What any kernel may reach: the better of the two ways to use the tensor cores.
+    # The limit for any kernel: the better of the two ways to use the tensor cores.
     tensor = {name: max(mma[name], library[name]) for name in mma}
     return roofline.Rates(tensor, mma, library, found["exp"], found["copy"])
 
 
 class precision:
-    """float32 products as the type has it, and what was before again afterwards."""
+    """Sets torch's precision of float32 products for a type, and restores the earlier setting at exit."""
 
     def __init__(self, type_: str) -> None:
         self.wanted = "high" if type_ == "tf32" else "highest"
@@ -175,7 +178,7 @@ class precision:
 
 def row(name: str, type_: str, backward: bool, seconds: Mapping[str, Sequence[float]], failed: Mapping[str, str],
         facts: Mapping[str, float], measured: roofline.Rates) -> dict[str, Any]:  # fmt: skip
-    """A line of the table from what was measured."""
+    """One row of the table."""
     case = roofline.SHAPES[name].case
     took = statistics.median(seconds["ours"])
     ratios = {
@@ -197,7 +200,7 @@ def row(name: str, type_: str, backward: bool, seconds: Mapping[str, Sequence[fl
 
 
 def missed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The targets that a row misses, in words."""
+    """A sentence for every target that a row misses."""
     found = []
     for line in rows:
         where = f"{line['shape']} {line['type']} {line['pass']}"
@@ -234,8 +237,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(roofline.SHAPES), help="shapes, separated by commas")
     parser.add_argument("--types", default=",".join(roofline.DTYPES), help="types, separated by commas")
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=200.0, help="no shape is begun after them")
+    parser.add_argument("--repeats", type=int, default=9, help="runs of each form (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=200.0, help="no shape is begun later (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=RESULTS / "gpu", help="path without suffix")
     args = parser.parse_args()
     names = chosen(args.only, "--only", roofline.SHAPES, parser)
@@ -261,7 +264,7 @@ def main() -> None:
     )
     page = ", ".join([*facts.values(), *(f"{what} {value:.3g}/s" for what, value in ceilings.items())]) + "\n\n"
     page += markdown(rows) + "\n\nTargets missed:\n\n" + "".join(f"- {line}\n" for line in missed(rows) or ["none"])
-    page += f"\nNot measured for want of time: {', '.join(skipped) or 'nothing'}\n"
+    page += f"\nNot measured, because the seconds were spent: {', '.join(skipped) or 'nothing'}\n"
     write_text(args.output.with_suffix(".md"), page)
     print(f"\n{page}")
 

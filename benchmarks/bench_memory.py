@@ -1,12 +1,12 @@
-"""How much memory do forward and backward need beyond inputs and gradients? Peak resident set, each in its own process.
+"""How much memory forward and backward need beyond inputs and gradients: peak resident set, one process for each form.
 
     python -m benchmarks.bench_memory [--only large,items] [--against fastcl,compile] [--threads 1,2]
         [--output benchmarks/results/memory]
 
-A child process makes the inputs, runs one small problem (code, thread pool and allocator are then in place), resets the
-kernel's high-water mark of the resident set, and runs one step. Extra is that mark less the resident set before and the
-bytes of the gradients. What torch.compile makes fits one shape, so there the first problem is the measured one: memory
-of the compiler itself is not counted. Linux only.
+A child process makes the inputs and runs a small problem first, so that code, thread pool and allocator are in place.
+It then resets the high-water mark that Linux keeps of the resident set, and runs one step. The figure is the new mark
+minus the resident set before the step and minus the bytes of the gradients. Code from torch.compile fits one shape, so
+there the first problem has the measured shape: the compiler's own memory is not counted. Linux only.
 """
 
 import argparse
@@ -52,8 +52,8 @@ def extra_bytes(case: Case, loss: Loss) -> int:
     x = inputs(case)
     first = case if loss is LOSSES["compile"] else dataclasses.replace(case, n=64, m=64)
     loss(first, inputs(first)).backward()
-    ctypes.CDLL(None).malloc_trim(0)  # or the next step would go without asking the system for what this one freed
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark becomes the present size
+    ctypes.CDLL(None).malloc_trim(0)  # otherwise the step could use memory freed above, which the mark would not show
+    Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark to the present size
     before = resident("VmRSS")
     loss(case, x).backward()
     gradients = sum(t.grad.nbytes for t in x[:3] if t.grad is not None)
@@ -61,7 +61,7 @@ def extra_bytes(case: Case, loss: Loss) -> int:
 
 
 def measured(shape: str, name: str, threads: int) -> float | str | None:
-    """MB in a process of its own, None where it is not the same loss, or why it cannot be run."""
+    """MiB, measured in a process of its own; None if the form does not compute this loss; or why it cannot run."""
     if name in PEERS:
         if not PEERS[name].suits(SHAPES[shape]):
             return None

@@ -1,16 +1,20 @@
-"""What CLRec's negatives cost: from the batch, from ids encoded again, from kept vectors, or drawn for sampled softmax.
+"""The cost of training CLRec by where its negatives come from, against sampled softmax: speed and memory.
 
     python -m benchmarks.bench_negatives [--repeats 30] [--threads 1] [--only ids,categories,text]
         [--items 50000] [--users 4000] [--output benchmarks/results/negatives]
 
-The claim is Table 5's (Zhou et al. 2021): where items have features, kept vectors train 280 / 130 = 2.15 times as many
-samples a second as explicit sampling that encodes them. A step is all of training: loss, backward pass, Adam, queue.
-Batch 256, 2,560 negatives, D = 64, histories of at most 20 clicks on synthetic clicks (items by Zipf's law, exponent
-0.7). Steps of all variants alternate; samples are (history, next click) pairs per CPU second, medians. Peak memory is
-of a process that trains one variant, beyond what it held before the model was made (Linux only).
+Negatives come from the batch (a), from a queue of ids that are encoded again (b), from a queue of vectors (c), or are
+drawn and encoded (sampled softmax). The claim to check is in Table 5 of Zhou et al. (2021): if items have features, (c)
+trains 280 / 130 = 2.15 times as many samples a second as sampled softmax.
 
-Feature encoders: "ids" has no features; "categories" has the six categorical ones that the paper lists, one embedding
-lookup each; "text" encodes a vector of 768 numbers an item, such as a language model gives, with an MLP 768-1536-64.
+A step has the loss, the backward pass, Adam and the queue. Batches have 256 samples and 2,560 negatives, D = 64. Clicks
+are synthetic (items by Zipf's law with exponent 0.7), histories have at most 20. Steps of all variants take turns. A
+figure is the median number of samples, which are (history, next click) pairs, per CPU second. Peak memory is that of a
+process that trains one variant, minus the memory it held before the model was made (Linux only).
+
+Feature encoders: "ids" has no features. "categories" has the paper's six categorical features, with an embedding lookup
+for each. "text" has a vector of 768 numbers for each item, as from a language model, and encodes it by an MLP of
+768-1536-64 units.
 """
 
 import argparse
@@ -47,7 +51,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class TextItems(nn.Module):
-    """Id embedding + MLP of a fixed vector, in ItemEncoder's place."""
+    """Replaces ItemEncoder: an embedding of the id plus an MLP of a fixed vector."""
 
     def __init__(self, count: int, dim: int) -> None:
         super().__init__()
@@ -91,7 +95,7 @@ def with_categories(count: int, options: dict[str, Any]) -> CLRec:
 
 def with_text(count: int, options: dict[str, Any]) -> CLRec:
     model = plain(count, options)
-    # In the place of an ItemEncoder, whose call it has and nothing more.
+    # TextItems can be called like an ItemEncoder but is no subclass.
     model.item = TextItems(count, model.config.dim)  # type: ignore[assignment]
     return model
 
@@ -100,7 +104,7 @@ ENCODERS = {"ids": plain, "categories": with_categories, "text": with_text}
 
 
 def stepper(encoder: str, variant: str, size: tuple[int, int], steps: int) -> Callable[[], int]:
-    """A function that trains on the next batch and returns its number of samples; the queue is full."""
+    """A function that trains on the next batch and returns its number of samples. The queue is filled beforehand."""
     torch.manual_seed(0)
     model = ENCODERS[encoder](size[0], VARIANTS[variant]).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.98), fused=True)
@@ -121,8 +125,8 @@ def stepper(encoder: str, variant: str, size: tuple[int, int], steps: int) -> Ca
 
 
 def speeds(encoder: str, size: tuple[int, int], repeats: int) -> dict[str, list[float]]:
-    """Samples per CPU second of each variant, step by step: the n-th step of all has the same histories."""
-    # Without features there are none to leave out.
+    """Samples per CPU second of each variant and step; the n-th steps of all variants have the same histories."""
+    # The variants that leave features out need an encoder with features.
     names = [name for name, options in VARIANTS.items() if encoder != "ids" or "features" not in options]
     runs = {name: stepper(encoder, name, size, repeats) for name in names}
     found: dict[str, list[float]] = {name: [] for name in runs}
@@ -135,7 +139,7 @@ def speeds(encoder: str, size: tuple[int, int], repeats: int) -> dict[str, list[
 
 
 def peak(encoder: str, variant: str, size: tuple[int, int]) -> float:
-    """MB, measured in a process of its own."""
+    """Peak memory in MiB, measured in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.bench_negatives", "--only", encoder, "--child", variant]
     sizes = ["--items", str(size[0]), "--users", str(size[1])]
     done = subprocess.run([*command, *sizes], capture_output=True, text=True, check=False)

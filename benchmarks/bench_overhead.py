@@ -1,9 +1,10 @@
-"""What does a call cost before it computes anything? Microseconds at 8 x 16 x 16, where the arithmetic takes under one.
+"""The cost of a call itself, in microseconds: at 8 x 16 x 16, where the arithmetic takes less than one microsecond.
 
     python -m benchmarks.bench_overhead [--threads 1,2] [--repeats 15] [--output benchmarks/results/overhead]
 
-`fastcl.contrast` has bounds in microseconds, `fastcl.infonce` one over the eager loss: normalised, 16 shared negatives.
-Eager is written by hand in its leanest form; `fastcl.reference`, the textbook form, stands beside it.
+`fastcl.contrast` has targets in microseconds. `fastcl.infonce`, with rows normalised and 16 shared negatives, has a
+target as a share of the time of "eager", the leanest eager form by hand. "reference" is `fastcl.reference`, the
+textbook form.
 """
 
 import argparse
@@ -48,7 +49,7 @@ def candidates(backward: bool) -> dict[str, Callable[[], None]]:
 
     def contrast() -> Tensor:
         pos, lse = fastcl.contrast(query, keys, positive, scale=1 / TEMPERATURE)
-        # The lightest loss there is, so that the op is what is timed; without backward the op alone is.
+        # With backward, the cheapest loss on top, so that the time is the op's; without, the op alone.
         return torch.dot(lse, pos) if backward and pos is not None else lse
 
     return {

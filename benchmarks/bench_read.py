@@ -1,9 +1,9 @@
-"""How long a large log takes to read, and how much memory: each format in a process of its own, on a file made here.
+"""The time and memory to read a large log of interactions: a generated file in each format, read in its own process.
 
     python -m benchmarks.bench_read --rows 10000000
 
-The log has Zipf-like items and users in random order, so that it must be sorted as well. Seconds are those of
-`Interactions.read` alone, memory is the peak of the whole process (torch's import, 200-300 MB, included).
+Item frequencies follow a power law. Users are in random order, so that reading includes sorting. Seconds are those of
+`Interactions.read` alone. Memory is the peak of the whole process, which includes 200-300 MB for the import of torch.
 """
 
 import argparse
@@ -26,7 +26,7 @@ _PIECE = 1 << 18
 
 
 def write(path: Path, form: str, rows: int) -> None:
-    """A log of `rows` rows, a tenth as many users at most, 100,000 items at most."""
+    """Writes a log of `rows` rows with rows / 20 users and at most 100,000 items."""
     import gzip
 
     rng = np.random.default_rng(0)
@@ -50,7 +50,7 @@ def write(path: Path, form: str, rows: int) -> None:
 
 
 def measure(path: str) -> None:
-    """Reads one file and prints the figures; run in a process of its own."""
+    """Reads one file and prints the figures as JSON; must run in a process of its own."""
     from fastcl.recsys import Interactions
 
     wall, cpu = time.perf_counter(), time.process_time()

@@ -1,12 +1,13 @@
-"""Does a second thread halve the time, and does a larger problem cost in proportion?
+"""Speed-up by threads, and the cost of one similarity from few to many columns.
 
     python -m benchmarks.bench_scaling [--only moco,batch] [--threads 1,2] [--columns 1000,10000,100000,1000000]
         [--repeats 7] [--output benchmarks/results/scaling]
 
-Threads: time on one over time on several, in turn, at the large shapes of cases.py; at 2 it is to be at least 1.9.
-Columns: nanoseconds of one element of the N x M matrix on the first of --threads, for 256 queries of 64 features
-against frozen and learning keys; the dearest M is to cost at most 1.4 of the cheapest. The bare products show what the
-machine's caches do to anything. With --output, JSON (`.json`), the tables (`.md`) and the plot (`.png`) are written.
+Threads: the time on one thread divided by the time on several, at the large shapes of cases.py. The target for two
+threads is at least 1.9. Columns: nanoseconds per element of the N x M matrix, for 256 queries of 64 features against
+frozen and learning keys, on the first of --threads. The most expensive M should cost at most 1.4 times the cheapest.
+The bare matrix products show how much of the difference any program would see on this machine's caches. With --output
+PATH, PATH.json, PATH.md (the tables) and PATH.png (a plot) are written.
 """
 
 import argparse
@@ -79,7 +80,7 @@ def speedups(names: Sequence[str], threads: Sequence[int], repeats: int) -> list
 
 
 def element_costs(columns: Sequence[int], repeats: int) -> list[dict[str, Any]]:
-    """Nanoseconds an element, by M, of each kind and pass, and of the products inside them."""
+    """Nanoseconds per element for each M: a row for each kind of keys and pass, of fastcl and of the bare products."""
     rows = []
     for kind, keys in KINDS.items():
         for which, backward in PASSES.items():

@@ -1,10 +1,9 @@
-"""Serving: how long one bare history takes at growing numbers of items, how many users a second a whole file gets, and
-what a Faiss index finds and saves.
+"""The cost of serving: milliseconds for one history, users a second for many, and recall and speed of a Faiss index.
 
     OMP_NUM_THREADS=1 python -m benchmarks.bench_serve
 
-Random weights: exact serving costs the same whatever they are. The index's recall does depend on them, so it is
-measured on vectors of a short training on the bundled purchases, and `fastcl export` prints it for a model of your own.
+Exact serving is measured with random weights, on which its cost does not depend. The recall of the index depends on
+them: it is measured after a short training on the bundled purchases. `fastcl export` prints it for a model of your own.
 Writes benchmarks/results/serve.json.
 """
 
@@ -39,9 +38,9 @@ USERS = 1_000
 
 
 def one_history(model: Model, repeats: int) -> dict[str, float]:
-    """Milliseconds of `recommend` for one history of 20 clicks, k = 10, in a `frozen` block, by the clock and of the
-    processor (which other work on the machine does not lengthen as much); and by the clock of a call on its own, which
-    encodes the items too. The first call in the block is the warm-up's.
+    """Milliseconds of `recommend` for one history of 20 clicks and k = 10. "ms" and "CPU ms": wall time and CPU time in
+    a `frozen` block, in which the items are encoded once, during the warm-up. "ms alone": wall time of a call outside
+    such a block, which encodes the items too. Other work on the machine affects the CPU time less than the wall time.
     """
     history = [list(model.items.ids[:CLICKS])]
     processor = []
@@ -60,7 +59,7 @@ def one_history(model: Model, repeats: int) -> dict[str, float]:
 
 
 def all_users(model: Model) -> float:
-    """Users a second of `recommend_users`."""
+    """Users a second that `recommend_users` serves."""
     rng = np.random.default_rng(0)
     lists = rng.integers(1, len(model.items) + 1, (USERS, CLICKS)).tolist()
     data = Interactions(model.items, tuple(map(str, range(USERS))), Histories.from_lists(lists))

@@ -1,10 +1,10 @@
-"""What two threads that wait cost: CPU-seconds of `fastcl train` on a small log while other work keeps every core busy.
+"""The CPU time of `fastcl train` by how its threads wait, while other processes keep every core busy.
 
     python -m benchmarks.bench_threads
 
-Three ways in turn: one thread; the default number, whose threads sleep while they wait, as the command sets it; the
-default number with OMP_WAIT_POLICY=active, which is what OpenMP does by itself. CPU-seconds are those of the whole
-process, the import of torch among them.
+Three settings take turns: one thread; the default number of threads, which `fastcl train` makes sleep while they wait;
+the default number with OMP_WAIT_POLICY=active, OpenMP's own behaviour. CPU-seconds are those of the whole process, the
+import of torch included.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> None:
     for name, pairs in spent.items():
         cpu, seconds = (statistics.median(values) for values in zip(*pairs, strict=True))
         cells.append({"threads": name, "CPU-seconds": cpu, "seconds": seconds, "of one thread's CPU": cpu / one})
-    print(f"400 rows, 5 epochs of SASRec, {cores} cores kept busy by as many other processes")
+    print(f"400 rows, 5 epochs of SASRec; {cores} other processes keep the {cores} cores busy")
     print(markdown(cells))
     write_json(options.output, {"machine": machine(), "busy": cores, "repeats": options.repeats, "rows": cells})
 

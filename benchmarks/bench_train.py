@@ -1,14 +1,14 @@
-"""How many targets a CPU-second of SASRec training with full softmax is worth, and what is learned in equal time.
+"""Speed of training SASRec with full softmax, and the quality reached in equal CPU time, against other libraries.
 
     python -m benchmarks.bench_train LOG [--replay PYTHON] [--rectools PYTHON] [--cpu-seconds 60]
 
-One thread each, one after the other, the same data, width, depth, length, batch, dropout and first learning rate. Peers
-run in their own environments (train_peers.py). A target is a (history, next click) pair that enters the loss: the peers
-keep the newest `max_len` of a user, we all of them, in windows. "ndcg@10" ranks all unseen items on the test clicks
-after the same CPU seconds of training (an epoch begun is finished); time.process_time, reading and ranking left out.
-Each follows its own learning rate: ours falls linearly to zero, the peers' stays. One seed: differences in the third
-decimal are noise.
-Writes benchmarks/results/train.json and train.md.
+The trainers run one after the other on one thread, with the same data, width, depth, history length, batch size,
+dropout and initial learning rate. The other libraries run in environments of their own (train_peers.py). A target is a
+(history, next click) pair that enters the loss: the others take the newest `max_len` of a user, fastcl takes all, in
+windows. CPU seconds are by time.process_time and leave out reading and ranking. "ndcg@10" ranks all unseen items for
+the test clicks, after --cpu-seconds of training; an epoch that has begun is finished. fastcl's learning rate falls
+linearly to zero, the others' is constant. There is one seed: differences in the third decimal are noise. Writes
+benchmarks/results/train.json and train.md.
 """
 
 import argparse
@@ -35,7 +35,7 @@ NAMES = {"replay": "RePlay 0.22", "rectools": "RecTools 0.19"}
 
 
 def ours(split: Split, settings: dict[str, Any], cpu_seconds: float) -> dict[str, Any]:
-    """As `fit` trains, without validation; as many epochs as fit the time by a first, discarded one."""
+    """Trains as `fit` does, without validation. A discarded training of two epochs tells how many fit the time."""
     targets = int(np.maximum(split.train.lengths - 1, 0).sum())
 
     def trained(epochs: int, first: int) -> tuple[SASRec, list[float]]:
@@ -70,7 +70,7 @@ def rows(histories: Any) -> list[list[int]]:
 
 
 def row(name: str, found: dict[str, Any], target: np.ndarray) -> dict[str, Any]:
-    """A line of the table. The first epoch warms up and counts in the total only."""
+    """A row of the table. The first epoch is the warm-up, which counts in the total only."""
     seconds = statistics.median(found["seconds"][1:] or found["seconds"])
     hits = zip(target.tolist(), found["best"], strict=True)
     gain = [1.0 / np.log2(best.index(item) + 2.0) if item in best else 0.0 for item, best in hits]

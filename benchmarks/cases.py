@@ -1,6 +1,7 @@
-"""What the benchmarks measure: shapes of real models with their targets, and the loss at each in fastcl and by hand.
+"""The cases of the benchmarks: shapes of real models, their targets, and the loss of each in fastcl and by hand.
 
-Timing is in common.py, other packages are in peers.py. A case builds its inputs, all rows of length 1, from seed 0.
+Nothing is timed here (common.py does), and no other package is called (peers.py does). The inputs of a case are rows of
+length 1, drawn from seed 0.
 """
 
 from collections.abc import Mapping
@@ -18,25 +19,25 @@ TEMPERATURE = 0.07
 
 
 class Inputs(NamedTuple):
-    """Everything a loss of any kind reads; what a kind does not use is there all the same."""
+    """The tensors that a loss of any kind may read. All are there, even those that the case's kind does not use."""
 
     query: Tensor  # [N, D]; kinds views and dcl: the first view, [N / 2, D]
     positive: Tensor  # like query
     keys: Tensor  # [M, D]
-    target: Tensor  # [N]: the positive's column where it has one, else its id
+    target: Tensor  # [N]: the column of the positive if it has one, otherwise the positive's id
     key_ids: Tensor  # [M]
     log_q: Tensor  # [M]
-    queue: fastcl.NegativeQueue  # holds `keys`, where the kind is queue
+    queue: fastcl.NegativeQueue  # holds `keys` if the kind is queue
 
 
 @dataclass(frozen=True)
 class Case:
-    """N x M x D of one kind of loss, and the ratios that are to be reached.
+    """One kind of loss at N x M x D, and the ratios that it should reach.
 
-    kind: batch (the keys are the other rows' positives), table (all items, the positive among them), shared (negatives
-    that learn), frozen (negatives without gradient), queue (batch and frozen ones), views (NT-Xent over N / 2 pairs),
-    dcl (the same decoupled), clip (batch, both directions). `targets`: column -> bound; see bench_contrast.py for the
-    columns.
+    kind: batch (the negatives are the other rows' positives), table (the keys are all items, the positive among them),
+    shared (negatives with gradient, common to all rows), frozen (the same without gradient), queue (negatives from the
+    batch and frozen ones from a queue), views (NT-Xent over N / 2 pairs), dcl (the decoupled loss over N / 2 pairs),
+    clip (batch, in both directions). targets: column of bench_contrast.py -> bound.
     """
 
     n: int
@@ -136,7 +137,7 @@ def textbook(case: Case, x: Inputs) -> Tensor:
 
 
 def prepared(case: Case, x: Inputs) -> Inputs:
-    """What the rows of `lean_rows` share: the normalised stack of both views is query and keys."""
+    """The inputs of `lean_rows`: for losses over two views, their normalised stack is both query and keys."""
     if case.kind not in ("views", "dcl"):
         return x
     z = F.normalize(torch.cat([x.query, x.positive]), dim=1)
@@ -144,7 +145,7 @@ def prepared(case: Case, x: Inputs) -> Inputs:
 
 
 def lean_rows(case: Case, x: Inputs, begin: int, end: int) -> Tensor:
-    """The leanest eager form, without a copy of the logits that is not needed: the sum over rows [begin, end)."""
+    """The leanest eager form, without needless copies of the logits: the sum of the loss over rows [begin, end)."""
     query = x.query[begin:end]
     logits = (query @ (x.queue.keys if case.kind == "queue" else x.keys).T).float() / TEMPERATURE
     if case.kind in ("views", "dcl"):

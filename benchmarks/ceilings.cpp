@@ -1,5 +1,6 @@
-// What one core does at most, measured from registers alone: float32 multiply-adds, the same of bfloat16 pairs by
-// avx512_bf16, and AMX tile products. Prints one line of JSON, multiply-adds a nanosecond; null: the compiler's target has none.
+// Measures the peak rates of one core, with all operands in registers: float32 multiply-adds, bfloat16 multiply-adds by
+// avx512_bf16, and AMX tile products. Prints one line of JSON, in multiply-adds per nanosecond; null if the compiler's
+// target lacks the instructions.
 //
 //     g++ -O3 -march=native benchmarks/ceilings.cpp -o ceilings && ./ceilings
 #include <immintrin.h>
@@ -15,11 +16,11 @@
 #include <cstdio>
 #include <limits>
 
-constexpr int kChains = 12;  // independent ones, so that no instruction waits for the one before
+constexpr int kChains = 12;  // independent sums, so that no instruction waits for the one before
 constexpr long kSteps = 2'000'000;
 constexpr int kRounds = 15;
 
-// Keeps the compiler from doing a chain's work ahead, and the chains in registers.
+// Makes the compiler compute each step when its turn comes, and keep the sums in registers.
 #define IN_REGISTERS(s)                                                                                          \
   asm volatile(""                                                                                                \
                : "+v"(s[0]), "+v"(s[1]), "+v"(s[2]), "+v"(s[3]), "+v"(s[4]), "+v"(s[5]), "+v"(s[6]), "+v"(s[7]), \

@@ -1,5 +1,5 @@
-// What one GPU does at most, measured: mma.sync in bfloat16 and TF32, and exp2, from registers alone. Prints one line of
-// JSON, operations a second. bench_gpu.py builds and runs it; it has never run on a card.
+// Measures the peak rates of one GPU, with all operands in registers: mma.sync in bfloat16 and TF32, and exp2. Prints
+// one line of JSON, in operations per second. bench_gpu.py builds and runs it. Status: it has not run on a GPU yet.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-constexpr int kChains = 8;  // independent ones, so that no instruction waits for the one before
+constexpr int kChains = 8;  // independent sums, so that no instruction waits for the one before
 constexpr int kSteps = 4096;
 constexpr int kThreads = 256;
 

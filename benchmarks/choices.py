@@ -1,10 +1,10 @@
-"""Two defaults, chosen on validation: the weights of the co-occurrence floor, and Multi-CLRec's `separation`.
+"""Chooses two defaults on validation data: the weights of the co-occurrence floor, and Multi-CLRec's `separation`.
 
     python -m benchmarks.choices floor [--data shared/data]
     python -m benchmarks.choices separation [--data shared/data]
 
-No test case is looked at. Writes benchmarks/results/choices.json, a row a set and variant. A variant's standing is the
-mean over the sets of its validation NDCG@10 as a share of the best variant's on that set.
+Test cases are not used. Writes benchmarks/results/choices.json, with a row for each data set and variant. The standing
+of a variant is the mean over the data sets of its validation NDCG@10 divided by that of the best variant on the set.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from fastcl.recsys.data import Split
 from fastcl.recsys.evaluation.floors import CoOccurrence
 
 RESULTS = Path(__file__).parent / "results" / "choices.json"
-CASES = 1000  # of the validation cases, the same ones for all variants of a set
-# How seen items are treated: what is bought again stays a candidate.
+CASES = 1000  # validation cases of a set, the same for all its variants
+# How items of the history are treated in the ranking: groceries are bought again, so they stay candidates.
 SETS = {
     **{"bundled:movies": "mask", "bundled:purchases": "keep"},
     **{f"amazon/{name}": "mask" for name in ("Office_Products", "Beauty", "Toys_and_Games", "Sports_and_Outdoors")},
@@ -43,7 +43,7 @@ def floor(folder: Path) -> Iterator[dict[str, Any]]:
         cases = some(split.valid, CASES)
         for values in product(*FLOOR.values()):
             variant = dict(zip(FLOOR, values, strict=True))
-            if variant["mix"] == 0.0 and variant["steps"] > 1:  # no transitions: their number does not matter
+            if variant["mix"] == 0.0 and variant["steps"] > 1:  # transitions have weight 0, `steps` changes nothing
                 continue
             scorer = type("Variant", (CoOccurrence,), variant)(split.train, len(split.items))
             found = evaluate(scorer, cases, seen=seen)

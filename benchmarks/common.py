@@ -1,6 +1,6 @@
-"""What every benchmark shares: alternating timings, medians of ratios, the machine, options, tables. Measures nothing.
+"""Shared by the benchmarks: alternating timings, medians of ratios, facts about the machine, options, tables, files.
 
-Nothing in here knows a loss; the shapes and losses are in cases.py.
+Must not know a loss or a shape: those are in cases.py.
 """
 
 import argparse
@@ -22,9 +22,10 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def alternate(candidates: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Seconds per call of each candidate, `repeats` times in turn: a change of the machine's load meets all alike.
+    """Seconds per call of each candidate, measured `repeats` times.
 
-    A candidate faster than 2 ms is called several times per measurement.
+    Candidates take turns, so that a change of the machine's load affects all alike. One that takes less than 2 ms is
+    called several times per measurement.
     """
     inner = {}
     for name, run in candidates.items():
@@ -43,7 +44,7 @@ def alternate(candidates: Mapping[str, Callable[[], Any]], repeats: int) -> dict
 
 
 def median_ratio(seconds: Mapping[str, Sequence[float]], over: str, under: str) -> float:
-    """Median over the repetitions of seconds[over] / seconds[under]: each ratio compares neighbours in time."""
+    """Median of seconds[over] / seconds[under]; each ratio is of two measurements that follow each other."""
     return statistics.median(a / b for a, b in zip(seconds[over], seconds[under], strict=True))
 
 
@@ -63,10 +64,11 @@ def step(loss: Callable[[], Tensor], learns: Sequence[Tensor], backward: bool) -
 
 
 def products(query: Tensor, blocks: Sequence[tuple[Tensor, bool]], backward: bool) -> Callable[[], None]:
-    """The floor: the bare matrix products of query [N, D] with blocks (keys [M, D], whether they learn), preallocated.
+    """The bare matrix products of a loss, into preallocated outputs: query [N, D] with blocks of (keys [M, D], whether
+    the keys get a gradient).
 
-    One product a block forward; with backward one more for the query's gradient and, where the block learns, one for
-    its own.
+    Each block takes one product forward, one more backward for the gradient of the query and, if its keys get a
+    gradient, one for that.
     """
     q = query.detach()
     dq = torch.empty_like(q)
@@ -84,12 +86,14 @@ def products(query: Tensor, blocks: Sequence[tuple[Tensor, bool]], backward: boo
 
 
 def machine() -> dict[str, Any]:
-    """What a figure must be read with: processor, instruction set, versions, threads."""
+    """The facts that a figure depends on: processor, instruction set, versions, number of threads."""
     return hardware() | {"threads": torch.get_num_threads()}
 
 
 def hardware() -> dict[str, Any]:
-    """The same where the rows say how many threads they used; a preloaded library may change what torch runs at."""
+    """`machine` without the number of threads, for results whose rows name it. Lists preloaded libraries, since one of
+    them may change which instructions torch's products use.
+    """
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -104,7 +108,7 @@ def hardware() -> dict[str, Any]:
 
 
 def numbers(text: str) -> list[int]:
-    """`1,2` as numbers >= 1, for argparse."""
+    """The numbers in a text like `1,2`, each at least 1. For argparse."""
     found = [int(part) for part in text.split(",")]
     if min(found) < 1:
         raise ValueError(text)
@@ -112,7 +116,7 @@ def numbers(text: str) -> list[int]:
 
 
 def all_thread_counts() -> list[int]:
-    """1, 2, 4 ... and the number of cores."""
+    """1, 2, 4 ... up to the number of cores, which is the last."""
     cores = os.cpu_count() or 1
     return sorted({1, cores} | {2**i for i in range(1, 8) if 2**i < cores})
 
@@ -137,18 +141,18 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def report(rows: Sequence[Mapping[str, Any]], note: str) -> str:
-    """The machine, a line on how it was measured, and the table: what a results page holds."""
+    """A page of results: a line with the facts of the machine and a note on the measurement, and the table."""
     facts = ", ".join(f"{key} {value}" for key, value in hardware().items())
     return f"{facts}; {note}\n\n{markdown(rows)}\n"
 
 
 def results(name: str) -> Any:
-    """What the program of that name left in benchmarks/results."""
+    """The content of benchmarks/results/NAME.json."""
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def write_text(path: Path, content: str) -> None:
-    """Written whole or not at all."""
+    """Writes a file by way of a temporary one, so that the file is complete or not there at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(path.suffix + ".part")
     part.write_text(content)

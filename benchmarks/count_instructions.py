@@ -1,11 +1,11 @@
-"""How many instructions does a multiply-add cost? Counted by callgrind, so neither load nor clock can change it.
+"""Counts the instructions per multiply-add with callgrind: a figure that the load of the machine cannot change.
 
     python -m benchmarks.count_instructions [--isa avx2] [--output benchmarks/results/instructions.json]
 
-The losses run under valgrind on one thread, and only what happens inside the compiled op is counted: packing, products,
-exponentials and the host code around them, not Python and not torch. The shapes are small enough for valgrind and large
-enough for the loops to dominate. Valgrind has no AVX-512, so this is the AVX2 path. Two runs agree to 1 in 10,000
-(addresses differ); another compiler counts otherwise, hence its name beside the counts.
+The losses run under valgrind on one thread. Only the inside of the compiled op is counted: packing, products,
+exponentials and the host code around them, without Python and torch. The shapes are small enough for valgrind and large
+enough for the loops to dominate. Valgrind does not support AVX-512, so the default is the AVX2 kernels. Two runs agree
+to 1 in 10,000 (addresses differ). Counts depend on the compiler, whose name is stored with them.
 """
 
 import argparse
@@ -34,12 +34,12 @@ SHAPES = [
     Case(512, 512, 128, "batch", "in-batch, bfloat16", dtype=torch.bfloat16),
 ]
 PASSES = {"forward": False, "forward+backward": True}
-KNOWN = ("baseline", "avx2")  # to valgrind
+KNOWN = ("baseline", "avx2")  # the instruction sets that valgrind supports
 OPS = "fastcl::(anonymous namespace)::contrast_*"
 
 
 def control(option: str) -> None:
-    """Tells the callgrind around this process to start counting (-i on), or to write its counts and begin anew (-d)."""
+    """Tells the callgrind that runs this process to start counting (-i on), or to write and reset its counts (-d)."""
     command = ["callgrind_control", *option.split(), str(os.getpid())]
     subprocess.run(command, check=True, capture_output=True)
 
@@ -51,7 +51,7 @@ def child() -> None:
         x = inputs(case)
         learns = [t for t in x[:3] if t.requires_grad]
         runs += [step(functools.partial(fused, case, x), learns, backward) for backward in PASSES.values()]
-    runs[1]()  # what happens only once in a process is no part of the counts
+    runs[1]()  # work done once per process must not be counted
     control("-i on")
     for run in runs:
         run()
@@ -59,7 +59,7 @@ def child() -> None:
 
 
 def compiler() -> str:
-    """As the compiler signs what it builds."""
+    """The name and version that the compiler left in the extension, or "unknown"."""
     library = Path(fastcl._C.__file__).read_bytes()
     signed = re.search(rb"GCC: [^\0]+|clang version [^\0]+", library)
     return signed.group().decode() if signed else "unknown"

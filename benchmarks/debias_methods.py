@@ -1,6 +1,7 @@
-"""The methods that bench_debias.py trains on a log of clicks, by name, all with one encoder but Multi-CLRec.
+"""The methods that bench_debias.py trains on a log of clicks, by name. All but Multi-CLRec have the same encoder.
 
-The models are fastcl's own. Two see what no log of clicks holds: the policy, or the impressions.
+The models are fastcl's own. "IPW, known" also sees the policy and "CLRec, impressions" the impressions, neither of
+which a log of clicks contains: they show what knowing these is worth.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from fastcl.recsys.training.state import Progress, Settings
 
 
 class Log(NamedTuple):
-    """What a method may see (clicks, and for some the impressions), and what only the world knows."""
+    """The clicks, which all methods see; the impressions and the policy, which one method each sees; the world."""
 
     clicks: Histories
     impressions: np.ndarray  # int64 [I+1]
@@ -30,11 +31,11 @@ class Log(NamedTuple):
     world: World
 
 
-Method = Callable[[Log, int, int], Model]  # of a log, epochs and a seed
+Method = Callable[[Log, int, int], Model]  # (log, epochs, seed) -> trained model
 
 
 def trained(model: Model, clicks: Histories, epochs: int, seed: int) -> Model:
-    """By Adam with a falling learning rate; no epoch is chosen, since what there is to choose by is biased too."""
+    """Trains by Adam with a falling learning rate. The last epoch is kept: validation clicks would be biased, too."""
     none = np.empty(0, np.int64)
     cases = Cases(none, clicks.take(none), none)
     split = Split(model.items, (), clicks, cases, cases, np.bincount(clicks.item, minlength=len(model.items) + 1))
@@ -47,7 +48,7 @@ def trained(model: Model, clicks: Histories, epochs: int, seed: int) -> Model:
 
 
 class ImpressionNegatives(CLRec):
-    """CLRec where its theorem holds: negatives drawn from the impressions, which follow q(y), not from the clicks."""
+    """CLRec as its theorem assumes it: negatives are drawn from the impressions, which follow q(y)."""
 
     def __init__(self, log: Log, **options: Any) -> None:
         super().__init__(log.world.items, negatives_from="batch", **options)
@@ -65,7 +66,7 @@ def _contrastive(pairs: Pairs, config: CLRecConfig) -> Tensor:
 
 
 class KnownPropensity(CLRec):
-    """Inverse propensity weighting with the policy's own q(y|x)."""
+    """Inverse propensity weighting with the true propensities, q(y|x) of the policy."""
 
     def __init__(self, log: Log, **options: Any) -> None:
         super().__init__(log.world.items, objective="ipw", **options)
@@ -96,11 +97,11 @@ def method(make: Callable[..., Model], **options: Any) -> Method:
 
 
 def on_items(model: Callable[..., Model]) -> Callable[..., Model]:
-    """For models that see the clicks alone."""
+    """Adapts a model that sees only the clicks to a method's arguments."""
     return lambda log, **options: model(log.world.items, **options)
 
 
-# The same for all of them; the clicks have no times. Of the pooling encoder: the rest is each one's default.
+# Settings of all methods, for the pooling encoder; other settings are the models' defaults. The clicks have no times.
 SHARED: dict[str, Any] = {
     "dim": 32,
     "hidden": 32,

@@ -1,8 +1,8 @@
 """The picture of the front page: time and memory of four losses in fastcl, eager PyTorch and torch.compile, as SVG.
 
-From contrast-cpu.json, contrast-cpu-items.json and memory.json, at two threads, forward and backward. A bar is as long
-as its share of the longest of its group. Written by hand rather than by a plotting package, so that the same figures
-give the same bytes everywhere and `python -m benchmarks.tables --check` can compare them.
+The figures are those at two threads, forward and backward, in contrast-cpu.json, contrast-cpu-items.json and
+memory.json. The longest bar of a group has full length. The SVG is written without a plotting package, so that the same
+figures give the same bytes everywhere and `python -m benchmarks.tables --check` can compare them.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Group(NamedTuple):
 
 
 def timed(case: str) -> Group:
-    """Milliseconds; of the others what their ratios to ours make of it."""
+    """The times of one case: fastcl's in milliseconds, the others' as multiples of it."""
     row = contrast()[case, "forward+backward"]
     ratio = {"fastcl": 1.0, "torch.compile": row["ratios"]["compile"], "eager PyTorch": row["ratios"]["reference"]}
     texts = {name: f"{row['ms']:.1f} ms" if name == "fastcl" else f"{value:.1f} x" for name, value in ratio.items()}
@@ -37,7 +37,7 @@ def remembered(what: str) -> Group:
     row = next(row for row in results("memory")["rows"] if row["what"] == what and row["threads"] == 2)
     columns = {"fastcl": "fastcl MB", "torch.compile": "compile MB", "eager PyTorch": "reference MB"}
     values = {name: row[column] for name, column in columns.items() if column in row}
-    return Group(what, row["N x M x D"], values, {name: f"{megabytes(value)} MB" for name, value in values.items()})
+    return Group(what, row["N x M x D"], values, {name: f"{megabytes(value)} MiB" for name, value in values.items()})
 
 
 def panel(groups: Sequence[Group], x: int, title: str) -> list[str]:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The first thing to run on a machine with an NVIDIA GPU: builds there without network, runs the tests that need the
-# device, checks small cases for wrong and racing accesses, measures, and prints the table last. Under 8 minutes.
-# It has never run on a card: where it was written there was none.
+# The first program to run on a machine with an NVIDIA GPU. It builds fastcl without network, runs the tests that need
+# the device, checks small cases with compute-sanitizer, measures, and prints the table last. It takes under 8 minutes.
+# Status: it has not run on a GPU yet.
 #
 #     benchmarks/gpu.sh [FOLDER]      # results: gpu.json, gpu.md and logs (default: benchmarks/results)
 #

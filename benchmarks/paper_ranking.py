@@ -1,6 +1,6 @@
-"""How ContrastVAE's results are ranked and which epoch is kept: by the paper's protocol or the authors' program.
+"""How ContrastVAE's test cases are ranked and which epoch is kept: by the paper's protocol or by the authors' program.
 
-Only figures that compare with theirs are made so; everything else is ranked by fastcl.recsys.
+Only for figures that are compared with the paper's; all other figures are ranked by fastcl.recsys.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,26 +15,26 @@ from fastcl.recsys.data.scoring import check_items
 
 
 class PaperRanking(NamedTuple):
-    """evaluate: (model, cases, counts=, k=) -> metrics. better: whether a new validation result beats the kept one."""
+    """evaluate: (model, cases, counts=, k=) -> metrics. better: (new, kept) -> whether the new validation is better."""
 
     evaluate: Callable[..., dict[str, float]]
     better: Callable[[Mapping[str, float], Mapping[str, float]], bool]
 
 
 def full_ranking(model: Scorer, cases: Cases, counts: np.ndarray, k: tuple[int, ...]) -> dict[str, float]:
-    """recall@k and ndcg@k among all items but those of the history."""
+    """recall@k and ndcg@k, ranked among all items outside the history: the paper's protocol."""
     found = evaluate(model, cases, counts=counts, k=k)
     return {name: value for name, value in found.items() if name.startswith(("recall", "ndcg"))}
 
 
 def logits(model: ContrastVAE, histories: Histories) -> torch.Tensor:
-    """float32 [B, I+2], inner products with every row of the table: padding, items, the mask token."""
+    """float32 [B, I+2]: inner products with every row of the table, which are padding, items and the mask token."""
     return model.encode(histories) @ model.item.weight.T
 
 
 def seen_at_zero(model: ContrastVAE, cases: Cases, counts: np.ndarray, k: tuple[int, ...]) -> dict[str, float]:
-    """recall@k and ndcg@k among all rows of the embedding table, padding and mask token too, where items of the
-    history have score 0: above every candidate with a negative one.
+    """recall@k and ndcg@k as the authors' program ranks: among all rows of the embedding table, padding and mask token
+    included. Items of the history get score 0, which puts them above every candidate with a negative score.
     """
     gains: dict[str, float] = {f"{name}@{cutoff}": 0.0 for name in ("recall", "ndcg") for cutoff in k}
     check_items(model, cases.history, "cases")
@@ -58,11 +58,11 @@ def by_ndcg(new: Mapping[str, float], kept: Mapping[str, float]) -> bool:
 
 
 def by_either(new: Mapping[str, float], kept: Mapping[str, float]) -> bool:
-    """Better in one of the two, whatever happened to the other."""
+    """Whether recall@10 or ndcg@10 is higher, even if the other one is lower."""
     return new["recall@10"] > kept["recall@10"] or new["ndcg@10"] > kept["ndcg@10"]
 
 
-# By the `compat` of a ContrastVAE.
+# ContrastVAE's setting `compat` -> how its results are ranked.
 RANKINGS = {
     "none": PaperRanking(full_ranking, by_ndcg),
     "paper-code": PaperRanking(seen_at_zero, by_either),

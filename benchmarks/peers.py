@@ -1,7 +1,7 @@
-"""The same losses by other hands: torch's chunked linear_cross_entropy, a chunked loop, and packages where installed.
+"""Other implementations of the same losses: torch's linear_cross_entropy, a chunked loop, and installed packages.
 
-A peer stands only beside the cases where it computes the same numbers (tests/test_benchmarks.py compares them). The
-packages come with `pip install 'fastcl[compat]'`.
+A peer is compared only in cases where it computes the same numbers, which tests/test_benchmarks.py checks. The packages
+come with `pip install 'fastcl[compat]'`.
 """
 
 import functools
@@ -18,21 +18,21 @@ from torch.utils.checkpoint import checkpoint
 import fastcl
 from benchmarks.cases import TEMPERATURE, Case, Inputs, fused, lean_rows, loss_of, prepared
 
-# Rows a time in the chunked loop; at 16,384 columns that is 32 MB of logits.
+# Rows of one block of the chunked loop; at 16,384 columns its logits take 32 MiB.
 CHUNK = 512
 
 Loss = Callable[[Case, Inputs], Tensor]
 
 
 class Peer(NamedTuple):
-    package: str  # what has to be importable
-    suits: Callable[[Case], bool]
+    package: str  # the module that must be importable
+    suits: Callable[[Case], bool]  # whether the peer computes the loss of a case
     loss: Loss
-    ours: Loss = fused  # what it is compared with
+    ours: Loss = fused  # fastcl's form that it is compared with
 
 
 def chunked(case: Case, x: Inputs) -> Tensor:
-    """What one writes against running out of memory: a block of rows a time, computed again in backward."""
+    """A loop over blocks of rows, which backward computes again: the usual remedy when memory runs out."""
     x = prepared(case, x)
     total = torch.zeros(())
     for begin in range(0, case.n, CHUNK):
@@ -42,8 +42,7 @@ def chunked(case: Case, x: Inputs) -> Tensor:
 
 
 def torch_linear(case: Case, x: Inputs) -> Tensor:
-    # New in torch 2.13: type checkers that see an older one do not know them.
-    # Unknown to the type stubs of torch before 2.13, which this package supports too.
+    # The type stubs of torch before 2.13, which fastcl supports too, do not have these names.
     options = torch.nn.LinearCrossEntropyOptions()  # type: ignore[attr-defined, unused-ignore]
     return F.linear_cross_entropy(x.query / TEMPERATURE, x.keys, x.target, options=options)  # type: ignore[attr-defined, unused-ignore]
 
@@ -64,8 +63,8 @@ def _lightly_losses() -> Any:
     try:
         importlib.import_module("torchvision")
     except RuntimeError:
-        # A torchvision for another build of torch. All that lightly's import asks of it are two schemas, and its losses
-        # use none of it.
+        # torchvision is here for another build of torch. Importing lightly needs only two schemas of it, and lightly's
+        # losses use nothing of it.
         library = torch.library.Library("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -73,7 +72,7 @@ def _lightly_losses() -> Any:
     return importlib.import_module("lightly.loss")
 
 
-_kept: list[torch.library.Library] = []  # a library takes its definitions along when it goes
+_kept: list[torch.library.Library] = []  # when a library is deleted, its definitions go too
 
 
 def lightly(case: Case, x: Inputs) -> Tensor:
@@ -102,7 +101,7 @@ PEERS = {
         normalized_infonce,
     ),
     "lightly": Peer("lightly", lambda case: case.kind in ("views", "dcl"), lightly),
-    # It holds a number for each pair of a positive pair and a negative pair: N^3 of them.
+    # Its memory grows as N^3: one number for each combination of a positive and a negative pair.
     "metric-learning": Peer(
         "pytorch_metric_learning", lambda case: case.kind == "views" and case.n <= 256, metric_learning
     ),

@@ -1,12 +1,12 @@
-"""Makes the data files of examples, tests and studies from the originals: each is fetched, checked and rewritten.
+"""Makes the data files of examples, tests and studies: downloads the originals, checks them and rewrites them.
 
-    python -m benchmarks.prepare                                      what there is, with size and source
-    python -m benchmarks.prepare amazon/Beauty images/digits          fetches and makes these
-    python -m benchmarks.prepare text/stsb --originals FOLDER         from files fetched by hand, by their own names
+    python -m benchmarks.prepare                                      lists the data sets, addresses and checksums
+    python -m benchmarks.prepare amazon/Beauty images/digits          downloads and makes these
+    python -m benchmarks.prepare text/stsb --originals FOLDER         takes original files from FOLDER
 
-Files are written below --data, else below the folder in FASTCL_DATA, else below ~/.cache/fastcl. An original whose
-SHA-256 is not the one noted here is refused, and so is a result: the same file is made everywhere. docs/results/
-data-sources.md has the terms of each data set.
+Files are written below --data; its default is the folder in FASTCL_DATA, or ~/.cache/fastcl. An original or a result
+whose SHA-256 differs from the one noted here is refused, so that the same files are made everywhere.
+docs/results/data-sources.md has the terms of each data set.
 """
 
 import argparse
@@ -29,20 +29,20 @@ Make = Callable[[Files], list[bytes]]
 
 
 def as_it_is(originals: Files) -> list[bytes]:
-    """The text of the one original."""
+    """The only original as it is, decompressed if need be."""
     (text,) = originals.values()
     return [gzip.decompress(text) if text[:2] == b"\x1f\x8b" else text]
 
 
 def from_one(originals: Files) -> list[bytes]:
-    """Users and items of a sequence file numbered from 1, which the original numbers from 0: 0 is for padding."""
+    """A sequence file with users and items renumbered from 1; the original counts from 0, which is padding here."""
     (text,) = originals.values()
     lines = [" ".join(str(int(number) + 1) for number in line.split()) for line in text.decode().splitlines()]
     return [joined(lines)]
 
 
 def grouped(originals: Files) -> list[bytes]:
-    """One line a user, `user item item ...`, from one line an interaction, `user item`."""
+    """Lines of one user each, `user item item ...`, from lines of one interaction each, `user item`."""
     (text,) = originals.values()
     users: dict[str, list[str]] = {}
     for line in text.decode().splitlines():
@@ -52,7 +52,7 @@ def grouped(originals: Files) -> list[bytes]:
 
 
 def sentence_pairs(originals: Files) -> list[bytes]:
-    """Genre, score and the two sentences, of the seven columns or more of the STS benchmark."""
+    """Four columns of the STS benchmark's tables: genre, score and the two sentences."""
     tables = [[line.split("\t") for line in text.decode().split("\n") if line] for text in originals.values()]
     return [joined(["\t".join((row[0], f"{float(row[4]):.3f}", *row[5:7])) for row in rows]) for rows in tables]
 
@@ -60,10 +60,10 @@ def sentence_pairs(originals: Files) -> list[bytes]:
 def citations(originals: Files) -> list[bytes]:
     """The pickles of Planetoid as text: `node label word word ...`, undirected edges, the split. Needs SciPy."""
     index = [int(node) for node in originals["ind.cora.test.index"].split()]
-    # Each was checked by its SHA-256: a pickle of somebody else's could run code.
+    # Loading a pickle can run code. These files are safe: `prepare` has compared their SHA-256.
     pickled = {name[9:]: content for name, content in originals.items() if "index" not in name}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # SciPy has moved since what these were made with
+        warnings.simplefilter("ignore")  # SciPy has renamed modules since these files were made, and warns
         x = {name: pickle.loads(content, encoding="latin1") for name, content in pickled.items()}
     order = [*range(x["allx"].shape[0]), *index]  # the last two tables have the test nodes, in the order of the index
     words = [row.nonzero()[1] for part in ("allx", "tx") for row in x[part]]
@@ -85,8 +85,8 @@ def joined(lines: list[str]) -> bytes:
 
 
 class Source(NamedTuple):
-    """make: from the originals to the texts of our files, in the order of `made`. where: address of the folder of the
-    originals. originals: name -> SHA-256. made: name -> SHA-256 of the text, which is written with .gz behind the name.
+    """make: turns the originals into the texts of the files in `made`, in their order. where: address of the folder of
+    the originals. originals: name -> SHA-256. made: name -> SHA-256 of the text, which is written to NAME.gz.
     """
 
     make: Make
@@ -192,13 +192,13 @@ SOURCES: dict[str, Source] = {
 
 
 def data_folder() -> Path:
-    """FASTCL_DATA, or a folder of our own among the user's caches."""
+    """The folder in FASTCL_DATA, or fastcl in the user's cache folder."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("FASTCL_DATA") or caches / "fastcl")
 
 
 def ready(name: str, folder: Path | None = None) -> Path:
-    """The folder that has the files of `name`, which are fetched and made there if one is missing."""
+    """The folder with the files of `name`. If a file is missing, all are downloaded and made."""
     folder = data_folder() if folder is None else folder
     if not all((folder / f"{file}.gz").is_file() for file in SOURCES[name].made):
         prepare(name, folder, partial(fetched, SOURCES[name].where))
@@ -206,7 +206,7 @@ def ready(name: str, folder: Path | None = None) -> Path:
 
 
 def prepare(name: str, folder: Path, original: Callable[[str], bytes]) -> list[Path]:
-    """Makes the files of `name` below `folder`; ValueError where an original or a result is another than expected."""
+    """Makes the files of `name` below `folder`; ValueError if the SHA-256 of an original or a result is wrong."""
     source = SOURCES[name]
     originals = {file: checked(file, original(file), expected) for file, expected in source.originals.items()}
     paths = []
@@ -249,9 +249,9 @@ def listing() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of the list that is printed without any")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="data sets to make; without any, all are listed")
     parser.add_argument("--data", type=Path, default=data_folder(), metavar="FOLDER", help="(default: %(default)s)")
-    parser.add_argument("--originals", type=Path, metavar="FOLDER", help="read the originals here, fetch nothing")
+    parser.add_argument("--originals", type=Path, metavar="FOLDER", help="take originals from here, download nothing")
     args = parser.parse_args()
     unknown = [name for name in args.names if name not in SOURCES]
     if unknown:

@@ -1,6 +1,6 @@
-"""What a study measures: after every epoch on validation, which result is the better one, and once on test.
+"""The protocols of the studies: what is measured on validation after an epoch, which result is better, what on test.
 
-Protocols only: training is study.py's business, which runs there are and how they are shown quality.py's.
+Nothing is trained here (study.py does) and no results are stored or shown (quality.py does).
 """
 
 from collections.abc import Callable, Mapping
@@ -21,9 +21,8 @@ _OF_DRAWN, _OF_ALL = ("hr", "ndcg", "mrr"), ("recall", "ndcg", "mrr", "diversity
 
 
 class Protocol(NamedTuple):
-    """better: whether a new validation result beats the kept one. watched: the metric that a run reports as it goes.
-
-    test: metrics, and under other names what is no single number.
+    """validate: the metrics on validation. better: (new, kept) -> whether the new validation result is better. watched:
+    the metric that a run prints after each epoch. test: "test" -> the metrics; other names -> lists of numbers.
     """
 
     validate: Callable[[Scorer, Cases], dict[str, float]]
@@ -33,7 +32,7 @@ class Protocol(NamedTuple):
 
 
 def ranking(scorer: Scorer) -> Protocol:
-    """ContrastVAE's tables: all items ranked, by the rules of the model where it has its own."""
+    """For ContrastVAE's tables: all items are ranked, by the authors' rules if the model is trained by them."""
     rules = RANKINGS[scorer.config.compat if isinstance(scorer, ContrastVAE) else "none"]
 
     def run(scorer: Scorer, cases: Cases) -> dict[str, float]:
@@ -44,8 +43,8 @@ def ranking(scorer: Scorer) -> Protocol:
 
 
 def debiasing(scorer: Scorer) -> Protocol:
-    """CLRec's tables 8 and 10 and figure 4: 100 negatives drawn by popularity, never of the user's history, the same
-    for every model; beside it all items ranked, what the top tens show and how often.
+    """For CLRec's tables 8 and 10 and figure 4: ranks the target among 100 negatives, drawn by popularity from outside
+    the user's history and the same for every model. Also ranks all items, and counts how often lists of ten show each.
     """
     return Protocol(_both, lambda new, kept: new["pop100 ndcg@10"] > kept["pop100 ndcg@10"], "pop100 ndcg@10", _shown)
 
@@ -73,7 +72,7 @@ def _shown(scorer: Scorer, cases: Cases) -> dict[str, Any]:
 
 
 def repeats(scorer: Scorer) -> Protocol:
-    """For logs where what was bought is bought again: all items ranked, those of the history too."""
+    """For logs with repeated purchases: all items are ranked, those of the history included."""
 
     def run(scorer: Scorer, cases: Cases) -> dict[str, float]:
         return evaluate(scorer, cases, k=(10, 50), seen="keep", metrics=("recall", "ndcg", "diversity", "popularity"))
@@ -91,12 +90,12 @@ PROTOCOLS: dict[str, Callable[[Scorer], Protocol]] = {
     "debiasing": debiasing,
     "repeats": repeats,
 }
-# What becomes of the items of a history, of which the floors depend.
+# Protocol -> whether items of the history are masked or kept in the ranking; the floors need to know.
 SEEN = {"ranking": "mask", "debiasing": "mask", "repeats": "keep"}
 
 
 def some(cases: Cases, count: int) -> Cases:
-    """A random part of the cases, the same every time; all of them where there are no more."""
+    """At most `count` random cases, the same ones at every call; all cases if `count` is 0."""
     if not 0 < count < len(cases):
         return cases
     rows = np.sort(np.random.default_rng(0).permutation(len(cases))[:count])

@@ -1,18 +1,17 @@
-"""Studies of what the models reach: a study is a manifest of runs, and this program works through it.
+"""Studies of the models' quality: works through a manifest of runs and shows the results beside the paper's.
 
-    python -m benchmarks.quality --paper contrastvae                      the paper's table beside ours; what is missing
-    python -m benchmarks.quality --paper contrastvae --run --data FOLDER  runs what is missing; may be stopped any time
+    python -m benchmarks.quality --paper contrastvae                      shows the tables and lists missing runs
+    python -m benchmarks.quality --paper contrastvae --run --data FOLDER  does the missing runs; may be stopped any time
 
-Finished runs are skipped, an unfinished one goes on from its newest epoch. Manifests are studies/PAPER.json, results
-results/PAPER.json. Training and measuring one run is study.py's business.
+Finished runs are skipped, an unfinished run continues from its newest epoch. The manifest is studies/PAPER.json, the
+results are in results/PAPER.json. One run is trained and measured by study.py.
 
-With MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_TOP_PAD_=268435456 in the environment,
-glibc does not give the memory of every step back only to clear it for the next one: a step by the authors' rules of
-ContrastVAE took 18% less on one machine.
-
-On AMD's processors MKL, whose float32 products torch uses, takes AVX2 even where there is AVX-512. Where a preloaded
-library has it believe that the processor is Intel's, such a step took 40% less on one machine (a product alone 57%);
-results name what was preloaded:
+Two settings of the environment make long studies faster. With
+    MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_TOP_PAD_=268435456
+glibc keeps the memory of a step for the next one instead of returning it: a step by the authors' rules of ContrastVAE
+took 18% less time on one machine. On AMD processors MKL, which makes torch's float32 products, uses AVX2 even if there
+is AVX-512. With a preloaded library that makes MKL take the processor for one of Intel's, such a step took 40% less
+time on one machine (a product alone 57%). Results name preloaded libraries:
     echo 'int mkl_serv_intel_cpu_true(void) { return 1; }' | gcc -x c -shared -fPIC -o libmkl-avx512.so -
     LD_PRELOAD=$PWD/libmkl-avx512.so python -m benchmarks.quality ...
 """
@@ -42,18 +41,18 @@ HERE = Path(__file__).parent
 
 
 def runs(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One entry a seed, with an id that changes with whatever could change the result."""
+    """One run for each entry and seed of the manifest. Its id changes with everything that can change the result."""
     for entry in manifest["runs"]:
         for seed in entry.get("seeds", [0]):
             run = {key: entry.get(key) for key in ("label", "data", "model", "options", "plan")} | {"seed": seed}
-            run |= {key: entry[key] for key in ("split", "measured by") if key in entry}  # others than the study's
+            run |= {key: entry[key] for key in ("split", "measured by") if key in entry}  # override the study's
             content = json.dumps({key: run[key] for key in run if key != "label"}, sort_keys=True)
             yield run | {"id": hashlib.sha256(content.encode()).hexdigest()[:12]}
 
 
 def work(manifest: dict[str, Any], results: Path, data: Path, states: Path, only: Sequence[str]) -> None:
-    """Runs what is missing, first what matches the first text, in the manifest's order; appends each result as it
-    comes.
+    """Does the missing runs whose title contains a text of `only`, in the order of these texts and of the manifest.
+    Results are written after each run.
     """
     for run in (run for text in only for run in runs(manifest) if text in title(run)):
         if any(found["id"] == run["id"] for found in read(results)):
@@ -89,7 +88,7 @@ def read(results: Path) -> list[dict[str, Any]]:
 
 
 def revision() -> str:
-    """The commit, and whether the package differs from it (the results file itself always does)."""
+    """The short commit id, with "-dirty" if fastcl/ or csrc/ differ from it."""
     git = ["git", "-C", str(HERE.parent)]
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     changed = subprocess.run([*git, "status", "--porcelain", "--", "fastcl", "csrc"], capture_output=True, text=True)
@@ -97,7 +96,7 @@ def revision() -> str:
 
 
 def table(manifest: dict[str, Any], done: list[dict[str, Any]]) -> str:
-    """The paper's figures and ours as Markdown: mean (standard deviation) over the seeds that ran, in the test set."""
+    """The paper's figures and ours on test, as Markdown: mean (standard deviation) over the finished seeds."""
     found = {run["id"]: run for run in done}
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in runs(manifest):
@@ -125,7 +124,9 @@ def table(manifest: dict[str, Any], done: list[dict[str, Any]]) -> str:
 
 
 def drawn(manifest: dict[str, Any], done: list[dict[str, Any]]) -> bytes | None:
-    """CLRec's figure 4 and what its diversity costs, of the first seed of every row that ran; None before any did."""
+    """A picture of the first finished seed of every row: CLRec's figure 4, and recall against diversity. None if no run
+    measured these.
+    """
     found = {run["id"]: run for run in done}
     panels: list[pictures.Draw] = []
     for data in manifest["paper"]:
@@ -154,17 +155,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     option = parser.add_argument
     option("--paper", required=True, choices=sorted(path.stem for path in (HERE / "studies").glob("*.json")))
-    option("--run", action="store_true", help="work through the runs that are missing")
+    option("--run", action="store_true", help="do the missing runs")
     option(
         "--only",
         nargs="+",
         default=[""],
         metavar="TEXT",
-        help="runs in whose name, as missing ones are listed, TEXT is",
+        help="only runs whose title contains TEXT; titles are shown in the list of missing runs",
     )
     option("--data", type=Path, default=os.environ.get("FASTCL_DATA"), help="folder of the data (or FASTCL_DATA)")
     option("--states", type=Path, default="runs/studies", help="folder of checkpoints (default: %(default)s)")
-    option("--draw", type=Path, metavar="PNG", help="also draw what is shown to whom, where that was measured")
+    option("--draw", type=Path, metavar="PNG", help="also draw which items the lists show, if that was measured")
     option("--threads", type=int, default=torch.get_num_threads(), help="(default: %(default)s)")
     args = parser.parse_args()
     manifest = json.loads((HERE / "studies" / f"{args.paper}.json").read_text())

@@ -1,11 +1,11 @@
-"""What is the least time a loss can take on a GPU? Arithmetic on paper; nothing here is measured.
+"""The least time that a loss can take on a GPU, calculated from the GPU's rates. Nothing is measured here.
 
     python -m benchmarks.roofline
 
-`floor`: products over the tensor cores' rate, exponentials over theirs, inputs and gradients once over the memory's;
-the largest of the three, perfectly overlapped. `fused`: what these kernels are expected to reach, with mma.sync at 0.62
-of the tensor cores' rate and 0.75 for imperfect overlap, or, above 128 features, the library's products around chunks
-that stay in the second-level cache. bench_gpu.py takes the rates that it measures in the place of PAPER's.
+`floor` is the largest of three times: products at the rate of the tensor cores, exponentials at theirs, and one
+transfer of inputs and gradients at the memory's. `fused` is the time expected of fastcl's kernels: mma.sync reaches
+0.62 of the tensor cores' rate, and overlap is 0.75 of perfect. Above 128 features it is the time of a library's
+products around chunks that stay in the second-level cache. bench_gpu.py replaces the rates of PAPER by measured ones.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from benchmarks.common import markdown
 
 @dataclass(frozen=True)
 class Rates:
-    """Of a whole GPU, a second. Types: fp32 (as three TF32 products), tf32, bf16."""
+    """Operations per second of a whole GPU. Types: fp32 (by three TF32 products), tf32, bf16."""
 
     tensor: Mapping[str, float] = field(default_factory=lambda: {"fp32": 165e12, "tf32": 495e12, "bf16": 989e12})
     mma_sync: Mapping[str, float] = field(
@@ -32,7 +32,7 @@ class Rates:
     cache: float = 5.0e12
 
 
-PAPER = Rates()  # an H100 SXM; copy and library product as measured on one, the rest from its data sheet
+PAPER = Rates()  # an H100 SXM: copy and library products as published measurements, the rest from its data sheet
 KERNEL = 3e-6  # seconds of the shortest kernel
 OVERLAP = 0.75
 
@@ -59,7 +59,7 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Work(NamedTuple):
-    """Of forward alone, or with backward: multiply-adds count two."""
+    """The work of forward, or of forward and backward; a multiply-add counts as two operations."""
 
     flop: float
     exp: float
@@ -67,32 +67,32 @@ class Work(NamedTuple):
 
 
 def work(case: Case, type_: str, backward: bool) -> Work:
-    """Forward: one product. With backward three more, each as often as it needs the weights: frozen keys one more."""
+    """Forward needs one product. With backward there are three more, or one more if the keys are frozen."""
     logits = case.n * case.m
     moved = (case.n + case.m) * case.d * (2 if type_ == "bf16" else 4)
     if case.kind == "frozen":
         return Work((4 if backward else 2) * logits * case.d, logits, moved)
-    both = case.kind == "both"  # one pass gives the sums of rows and of columns; forward takes no other product
+    both = case.kind == "both"  # one product serves both directions, since a pass can sum over rows and over columns
     flop = (8 if backward else 2) * logits * case.d
     return Work(flop, (2 if both else 1) * (2 if backward else 1) * logits, (3 if backward else 1) * moved)
 
 
 def floor(case: Case, type_: str, backward: bool, rates: Rates = PAPER) -> float:
-    """Seconds that nothing can beat."""
+    """The least possible seconds."""
     needed = work(case, type_, backward)
     return max(needed.flop / rates.tensor[type_], needed.exp / rates.exp, needed.moved / rates.memory)
 
 
 def fused(case: Case, type_: str, backward: bool, rates: Rates = PAPER) -> float:
-    """Seconds that are expected of kernels such as ours."""
+    """The seconds expected of fastcl's kernels."""
     needed = work(case, type_, backward)
     logits = case.n * case.m
-    if case.d > 128:  # passes over the chunk in 16 bits: written and read
+    if case.d > 128:  # chunks: besides the products, each pass writes and reads 16-bit logits in the cache
         return needed.flop / rates.library[type_] + (7 if backward else 2) * 2 * logits / rates.cache
     launches = 2 if case.kind == "frozen" or not backward else 4
     loop = max(needed.flop / rates.mma_sync[type_], 1.06 * needed.exp / rates.exp) / OVERLAP
     seconds = max(loop, needed.moved / rates.memory / OVERLAP, launches * KERNEL)
-    if backward:  # sums that the splits leave are written and read once
+    if backward:  # the partial sums of the splits are written and read once
         seconds += 2 * min(logits / 4096, 132) * 128 * case.d * 4 / rates.cache
     return seconds
 

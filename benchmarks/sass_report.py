@@ -1,14 +1,16 @@
-"""What do the CUDA kernels ask of the machine? Read off their SASS, without a GPU: nothing here is measured.
+"""What the CUDA kernels need of the GPU, from their machine code (SASS). Needs no GPU, and nothing is measured.
 
     python -m benchmarks.sass_report [--archs 80,90,100] [--output benchmarks/results/sass.json]
 
-Needs nvcc, and cuobjdump and nvdisasm (`pip install 'fastcl[test]'`). Of each kernel: registers, blocks of 128 threads
-that they leave room for on a multiprocessor, stack and local memory. Of each walk besides: the loop with the most
-matrix instructions, and through it the path that executes every copy, matrix and exponential instruction with the
-fewest others (ids that meet and ragged last tiles are rare). Its instructions are summed to cycles of each unit of one
-multiprocessor of an H100, per 64 x 64 logits; the largest is a floor for the loop, whatever else happens. Rates per
-multiprocessor and cycle: 4 warp instructions, 16 exponentials, 64 integer and comparison lanes, 128 multiply-add lanes,
-128 bytes of shared memory, 4096 tensor FLOP in 16 bits and 2048 in TF32, of which mma.sync is reported to reach 0.62.
+Needs nvcc, and cuobjdump and nvdisasm (`pip install 'fastcl[test]'`). For each kernel it lists registers, the blocks of
+128 threads that fit a multiprocessor with these, stack and local memory.
+
+For each walk it also finds the loop with the most matrix instructions. In this loop it takes the path that has every
+copy, matrix and exponential instruction and the fewest others, since equal ids and incomplete last tiles are rare. The
+instructions on the path are summed to cycles of each unit of one multiprocessor of an H100, per 64 x 64 logits. The
+largest sum is a lower bound for the time of the loop. Rates per multiprocessor and cycle: 4 warp instructions, 16
+exponentials, 64 integer and comparison lanes, 128 multiply-add lanes, 128 bytes of shared memory, 4096 tensor FLOP in
+16 bits and 2048 in TF32; mma.sync is reported to reach 0.62 of the last two.
 """
 
 import argparse
@@ -27,7 +29,7 @@ from benchmarks.common import RESULTS, markdown, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 ARCHS = ("80", "90", "100")
-WARPS = 4  # of a block
+WARPS = 4  # in a block
 MMA_SYNC = 0.62
 ALU = frozenset(["FMNMX", "FMNMX3", "FSEL", "FSETP", "ISETP", "LOP3", "IADD3", "SEL", "PLOP3", "PRMT", "SHF", "LEA",
                  "VIADD", "IABS", "IMNMX", "VIMNMX", "F2FP", "MOV"])  # fmt: skip
@@ -51,7 +53,7 @@ def find_nvcc() -> str | None:
 
 
 def find_tool(name: str) -> str | None:
-    """cuobjdump or nvdisasm, from its package on PyPI or on PATH."""
+    """The path of cuobjdump or nvdisasm, from its PyPI package or from PATH; None if there is neither."""
     try:
         files = importlib.metadata.files(f"nvidia-cuda-{name}") or []
     except importlib.metadata.PackageNotFoundError:
@@ -60,7 +62,7 @@ def find_tool(name: str) -> str | None:
 
 
 def missing() -> str | None:
-    """What is not installed here, or None."""
+    """A sentence that names the missing tools, or None."""
     if find_nvcc() is None:
         return "nvcc was not found; install the CUDA toolkit or set CUDA_HOME"
     absent = [name for name in ("cuobjdump", "nvdisasm") if find_tool(name) is None]
@@ -68,7 +70,7 @@ def missing() -> str | None:
 
 
 def compiled(source: Path, arch: str, folder: Path) -> Path:
-    """The kernels of one file for one compute capability."""
+    """Compiles the kernels of one file for one compute capability; returns the cubin file."""
     nvcc = find_nvcc()
     assert nvcc is not None
     cubin = folder / f"{source.stem}.sm_{arch}.cubin"
@@ -95,7 +97,7 @@ def short(name: str) -> str:
 
 
 def blocks_by_registers(registers: int) -> int:
-    """Registers are given out by 256 to a warp, of 65,536."""
+    """Blocks that fit the 65,536 registers of a multiprocessor; a warp gets registers in units of 256."""
     return 65536 // (-(-registers * 32 // 256) * 256 * WARPS)
 
 
@@ -136,7 +138,7 @@ def local_accesses(code: Code) -> int:
 
 
 def main_loop(code: Code) -> Code:
-    """The shortest of the loops with the most matrix instructions."""
+    """The loop with the most matrix instructions; of several the shortest."""
     loops = []
     for address, instruction in code:
         begin = target(instruction)
@@ -146,7 +148,7 @@ def main_loop(code: Code) -> Code:
 
 
 def hot_path(loop: Code) -> list[str]:
-    """Opcodes from the loop's head to its end on the way that keeps all WANTED ones and is the shortest."""
+    """The opcodes of the shortest path through the loop that has all WANTED instructions."""
     step = loop[1][0] - loop[0][0]
     heads = {loop[0][0]} | {target(i) for _, i in loop} | {a + step for a, i in loop if target(i) is not None}
     blocks: dict[int, list[str]] = {}
@@ -176,7 +178,7 @@ def hot_path(loop: Code) -> list[str]:
 
 
 def width(op: str) -> int:
-    """Bytes that a load or store from shared memory moves for a warp."""
+    """Bytes of shared memory that a load or store moves for a warp."""
     if op.startswith("LDSM"):
         return 128 * int(op[-1])
     return 32 * (16 if ".128" in op or op.startswith("LDGSTS") else 8 if ".64" in op else 4)

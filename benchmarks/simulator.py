@@ -1,6 +1,6 @@
-"""A world in which it is known what users like and what they were shown, which no log tells.
+"""A simulated world with known preferences of its users and known exposure of its items, which a log does not tell.
 
-Preference, exposure and clicks only; which models learn from the clicks is bench_debias.py's business.
+Only preferences, exposure and clicks are here; bench_debias.py trains models on the clicks.
 """
 
 from typing import NamedTuple
@@ -9,12 +9,12 @@ import numpy as np
 
 from fastcl.recsys import Feature, Histories, Items
 
-Policy = np.ndarray  # float64 [U, I], row u: the probability that an impression of user u is of item 1..I
+Policy = np.ndarray  # float64 [U, I]; element [u, i - 1]: the probability that an impression of user u shows item i
 
 
 class World(NamedTuple):
-    """Items belong to intents, users are interested in a few of these. An item's quality and its popularity, the share
-    of the impressions that it gets, are drawn apart: what is popular is not what is good.
+    """Each item belongs to an intent, and a user is interested in a few intents. The quality of an item and its
+    popularity, which is its share of the impressions, are independent.
 
     intent: int64 [I]. quality: float64 [I], from 0 to 1. interest: float64 [U, H], rows add up to 1. popularity:
     float64 [I], adds up to 1.
@@ -36,8 +36,9 @@ class World(NamedTuple):
         return 0.01 + 0.99 * self.interest[:, self.intent] * self.quality
 
     def policy(self, personal: float) -> Policy:
-        """(1 - personal) * popularity + personal * popularity(item | intent) * interest of the user in the intent: with
-        0 all users are shown the same, with 1 an intent as often as it interests.
+        """(1 - personal) * popularity + personal * popularity(item | intent) * interest of the user in the intent.
+
+        With 0 all users see the same items; with 1 a user sees an intent as often as the interest in it says.
         """
         of_intent = np.bincount(self.intent, weights=self.popularity, minlength=self.interest.shape[1])
         within = self.popularity / of_intent[self.intent]
@@ -65,8 +66,8 @@ class Shown(NamedTuple):
 
 
 def show(policy: Policy, preference: np.ndarray, clicks: int, rng: np.random.Generator) -> Shown:
-    """Impressions drawn from the policy, clicked with the probability of the preference, until every user has made so
-    many clicks.
+    """Draws impressions from the policy, and a click on each with the probability of the preference, until every user
+    has `clicks` clicks.
     """
     users, items = policy.shape
     reach = policy.cumsum(1)
@@ -85,15 +86,15 @@ def show(policy: Policy, preference: np.ndarray, clicks: int, rng: np.random.Gen
 
 
 def joined(earlier: Histories, later: Histories) -> Histories:
-    """Row by row, the later clicks behind the earlier ones."""
+    """The histories of both, each user's later clicks behind the earlier ones."""
     both = np.concatenate([earlier.item, later.item])
     row = np.concatenate([np.repeat(np.arange(len(h)), h.lengths) for h in (earlier, later)])
     return Histories(earlier.offsets + later.offsets, both[np.argsort(row, kind="stable")])
 
 
 def divergence(preference: np.ndarray, logits: np.ndarray) -> float:
-    """Mean over the users of KL(p || softmax(logits)) in nats; p is the preference, made to add up to 1: what a user
-    clicks where everything is shown alike (Zhou et al. 2021, Eq. 14).
+    """Mean over the users of KL(p || softmax(logits)) in nats. p is the preference normalised over the items: the
+    distribution of a user's clicks if all items are shown equally often (Zhou et al. 2021, Eq. 14).
 
     >>> round(divergence(np.array([[0.2, 0.6]]), np.log([[1.0, 3.0]])), 6)
     0.0

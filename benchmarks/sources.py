@@ -1,4 +1,4 @@
-"""The data of a study's runs: logs by name, with times and item classes where these are known, and splits by name.
+"""The data of the studies: logs by name, with times and item classes if these are known, and splits by name.
 
 Nothing is measured or trained here.
 """
@@ -20,7 +20,7 @@ DAY = 86_400
 
 
 class Parts(NamedTuple):
-    """others: cases that are tested on beside the split's own, by name."""
+    """others: name -> further test cases beside those of the split."""
 
     split: Split
     others: dict[str, Cases]
@@ -32,9 +32,9 @@ def last_one(name: str, folder: Path) -> Parts:
 
 
 def merged(name: str, folder: Path) -> Parts:
-    """Leave-one-out where validation items train too, as in BERT4Rec's test, which CLRec's table 8 follows.
+    """Leave-one-out with the validation items in the training data too, as BERT4Rec's test and CLRec's table 8 have it.
 
-    Validation is then of what was trained on, and prefers late epochs.
+    Validation on trained items prefers late epochs.
     """
     split = last_one(name, folder).split
     assert len(split.test) == len(split.users), "every user is tested"
@@ -44,8 +44,8 @@ def merged(name: str, folder: Path) -> Parts:
 
 
 def shift(name: str, folder: Path) -> Parts:
-    """Trained on the weekdays of the first four fifths of the rows; tested on a user's first row of a later weekday,
-    and with the same history on the first one of a later weekend (as CLRec's table 4).
+    """The weekdays in the first four fifths of the rows train. The test is on each user's first row of a later weekday
+    and, with the same history, on the first row of a later weekend, as in CLRec's table 4.
     """
     data = timed(name, folder)
     assert data.log.time is not None, "the log was read with times"
@@ -61,7 +61,7 @@ SPLITS: dict[str, Callable[[str, Path], Parts]] = {"last-one": last_one, "merged
 
 
 def _parts(data: Interactions, trains: np.ndarray, tests: np.ndarray, cut: float) -> Split:
-    """The split of the rows that train or test alone; of a user's train rows, if there are two, the last validates."""
+    """A split that has only the rows in `trains` or `tests`. A user's last train row validates, if there are two."""
     used = trains | tests
     row = np.repeat(np.arange(len(data.log)), data.log.lengths)
     lengths = np.bincount(row[used], minlength=len(data.log))
@@ -80,7 +80,7 @@ def _log(name: str, folder: Path) -> Interactions:
 
 
 def timed(name: str, folder: Path) -> Interactions:
-    """The log with its times, and the items' classes as their feature."""
+    """The log with times, and with the class of each item as a feature."""
     if name.startswith(BUNDLED):
         return bundled(name.removeprefix(BUNDLED))
     pairs = list(zip(_rows(folder / f"{name}.txt.gz"), _rows(folder / f"{name}.times.txt.gz"), strict=True))

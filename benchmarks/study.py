@@ -1,7 +1,7 @@
-"""One run of a study: a model trained by its plan, resumable after any epoch, then measured on test once.
+"""One run of a study: trains a model by its plan, resumably after each epoch, and measures it on test once.
 
-Which runs there are, where results go and how they are shown is quality.py's business; what an epoch is and how its
-state is kept, the package's. Unlike `fit`, a study validates by its protocol and may have the authors' optimiser.
+Runs are listed, stored and shown by quality.py; epochs and checkpoints are the package's. `fit` is not used, because a
+study validates by a protocol of its own and may have the optimiser settings of a paper.
 """
 
 import resource
@@ -26,9 +26,9 @@ SCHEDULES: dict[str, Callable[[float], float]] = {"constant": lambda done: 1.0, 
 
 
 class Plan(NamedTuple):
-    """epochs: at most. patience: epochs without a better validation result before the run ends. betas: Adam's.
+    """epochs: the largest number. patience: epochs without a better validation result that end the run. betas: Adam's.
 
-    valid: how many of the users validate, drawn once for all runs; 0: all.
+    valid: the number of users that validate, the same ones in all runs; 0: all.
     """
 
     epochs: int
@@ -47,10 +47,11 @@ def measure(
     folder: Path,
     protocol: str = "ranking",
 ) -> dict[str, Any]:
-    """Trains (or goes on with) the run in `folder`, or takes a floor as it is; returns what the results file keeps.
+    """Trains the run in `folder`, continuing it if it was begun, and tests it; a floor is only tested. Returns the
+    entry for the results file.
 
-    folder: gets the state of the run after every epoch, and in the end the best weights as a run folder.
-    protocol: of protocols.PROTOCOLS.
+    folder: gets the state of the run after every epoch, and at the end the best weights as a run folder.
+    protocol: a name in protocols.PROTOCOLS.
     """
     split = parts.split
     floors = tables.floors(split, SEEN[protocol])
@@ -72,7 +73,7 @@ def measure(
 
 
 def _tested(scorer: Scorer, parts: Parts, protocol: str) -> dict[str, Any]:
-    """On the split's own test cases; metrics on others have their name in front."""
+    """The metrics on the test cases of the split; those on other cases have the cases' name as a prefix."""
     test = PROTOCOLS[protocol](scorer).test
     done = test(scorer, parts.split.test)
     for name, cases in parts.others.items():
@@ -89,8 +90,8 @@ def train(
     say: Callable[[dict[str, Any]], None],
     protocol: str = "ranking",
 ) -> dict[str, Any]:
-    """Trains from the state in `folder`, if there is one, leaves the model with its best weights and returns the log;
-    `say` gets it after every epoch, when the state is on disk.
+    """Trains, from the state in `folder` if there is one, gives the model its best weights, and returns the log. `say`
+    is called with the log after every epoch, when the state is on disk.
     """
     rules = PROTOCOLS[protocol](model)
     cases = some(split.valid, plan.valid)
@@ -108,7 +109,7 @@ def train(
             line["cpu_s"] = time.process_time() - started
             line["best"] = run.progress.best is None or rules.better(valid, run.progress.best["valid"])
             run.progress = Progress([*run.progress.history, line])
-            # Weights first: whoever is killed between the two does this epoch again, to the same end.
+            # Weights before state: a run killed between the two repeats this epoch, with the same result.
             if line["best"]:
                 checkpoint.save_weights(model, folder)
             state.save(folder, model, run.optimizer, run.progress)
@@ -120,7 +121,7 @@ def train(
 
 
 def _log(progress: Progress, watched: str) -> dict[str, Any]:
-    """What the results file keeps of a run: the curve has each epoch's loss and what is watched of its validation."""
+    """The log of a run for the results file. "curve" has each epoch's loss and watched validation metric."""
     assert progress.best is not None, "a run has an epoch"
     return {
         "epochs": len(progress.history),

@@ -1,15 +1,15 @@
-"""Every measured figure of the documentation is written by this program, from the JSON files in benchmarks/results.
+"""Writes every measured figure of the documentation, from the JSON files in benchmarks/results.
 
-    python -m benchmarks.tables            brings the pages and the front page's picture up to date
-    python -m benchmarks.tables --check    writes nothing, names what is out of date and exits with 1
+    python -m benchmarks.tables            updates the pages and the front page's picture
+    python -m benchmarks.tables --check    writes nothing; lists files that are out of date and exits with 1 if any is
 
-A page marks the place of a figure or of a table with two comments, and the program writes what stands between them:
+A page marks the place of a table with two comments, and the program writes the text between them:
 
     <!-- table: speed -->
     <!-- end -->
 
-Opened and closed on one line, the two comments hold a figure inside a sentence. What a name stands for is in the
-modules of `SOURCES`: a function without arguments that returns Markdown. Nothing is measured here.
+Two comments on one line hold a figure inside a sentence. The modules in `SOURCES` have a function without arguments for
+each name, which returns Markdown. Nothing is measured here.
 """
 
 import argparse
@@ -32,7 +32,7 @@ MARKED = re.compile(r"(<!-- table: (?P<name>[^\n]*?) -->)(?P<old>.*?)(?P<close><
 
 
 def filled(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
-    """The page with every marked place written anew; ValueError for a name that no table has, or an open mark."""
+    """The page with every marked place rewritten; ValueError for an unknown name or a mark without an end."""
 
     def written(found: re.Match[str]) -> str:
         if found["name"] not in tables:
@@ -53,7 +53,7 @@ def pages() -> list[Path]:
 
 
 def outdated() -> Iterator[tuple[Path, str]]:
-    """Every file that is not up to date, and its content if it were."""
+    """Every file that is out of date, with the content it should have."""
     for path in pages():
         text = path.read_text()
         try:
@@ -69,7 +69,7 @@ def outdated() -> Iterator[tuple[Path, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a file is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file is out of date")
     args = parser.parse_args()
     found = list(outdated())
     for path, new in found:

@@ -1,7 +1,7 @@
-"""Tables of what everything around the losses costs: reading, training, serving, a study's epoch, the CUDA kernels.
+"""Tables for the documentation, beside those of the losses: reading, training, serving, floors, negatives, SASS.
 
-From read.json, train.json, threads.json, choices.json, serve.json, negatives.json, contrastvae-cost*.json, sass.json;
-how each figure was measured is in the program of the same name.
+From read.json, train.json, threads.json, choices.json, serve.json, negatives.json, contrastvae-cost*.json and
+sass.json. The bench program with the same name tells how a figure was measured.
 """
 
 import statistics
@@ -30,7 +30,7 @@ def serve() -> str:
     return markdown(
         [
             {"model": row["model"], "items": f"{row['items']:,}"}
-            | {"one history, ms": row["ms"], "histories a second, in batches": f"{row['users a second']:,.0f}"}
+            | {"one history, ms": row["ms"], "histories per second, in batches": f"{row['users a second']:,.0f}"}
             for row in results("serve")["rows"]
         ]
     )
@@ -39,7 +39,7 @@ def serve() -> str:
 def train() -> str:
     return markdown(
         [
-            {"trainer": row["trainer"], "targets a CPU-second": f"{row['targets a CPU-s']:,}"}
+            {"trainer": row["trainer"], "targets per CPU-second": f"{row['targets a CPU-s']:,}"}
             | {"epochs in equal CPU time": row["epochs"], "test NDCG@10": row["test ndcg@10"]}
             for row in results("train")["rows"]
         ]
@@ -47,18 +47,18 @@ def train() -> str:
 
 
 def threads() -> str:
-    """A short training run beside as many other busy processes as there are cores."""
+    """The CPU time of a short training while other processes keep all cores busy."""
     return markdown(
         [
             {"threads": row["threads"], "CPU-seconds": f"{row['CPU-seconds']:.1f}"}
-            | {"of one thread's": row["of one thread's CPU"]}
+            | {"CPU-seconds / those of one thread": row["of one thread's CPU"]}
             for row in results("threads")["rows"]
         ]
     )
 
 
 def floor(shown: int = 5) -> str:
-    """The best weights of the co-occurrence floor: mean over the sets of NDCG@10 as a share of the best variant's."""
+    """The best variants of the co-occurrence floor, by the mean over the sets of NDCG@10 divided by the best one's."""
     found: dict[tuple[float, int, float], dict[str, float]] = {}
     for row in results("choices")["rows"]:
         if row["choice"] == "floor":
@@ -67,22 +67,23 @@ def floor(shown: int = 5) -> str:
     share = {key: statistics.mean(value / best[name] for name, value in of.items()) for key, of in found.items()}
     order = sorted(share, key=share.__getitem__, reverse=True)[:shown]
     rows = [dict(zip(("decay", "steps", "weight of transitions"), map(str, key), strict=True)) for key in order]
-    return markdown([row | {"of the best": f"{share[key]:.3f}"} for row, key in zip(rows, order, strict=True)])
+    name = "NDCG@10 / the best variant's"
+    return markdown([row | {name: f"{share[key]:.3f}"} for row, key in zip(rows, order, strict=True)])
 
 
 def negatives() -> str:
     return markdown(
         [
             {"items are encoded from": row["features"], "negatives": row["negatives"]}
-            | {"samples a CPU-second": f"{row['samples per CPU-s']:,}"}
-            | {"over sampled softmax": row["of sampled softmax"], "peak memory, MB": row["peak MB"]}
+            | {"samples per CPU-second": f"{row['samples per CPU-s']:,}"}
+            | {"speed / sampled softmax's": row["of sampled softmax"], "peak memory, MiB": row["peak MB"]}
             for row in results("negatives")["rows"]
         ]
     )
 
 
 def contrastvae_epoch() -> str:
-    """CPU-seconds of an epoch on Beauty: as torch's float32 products run by themselves, and with AVX-512 in MKL."""
+    """CPU-seconds of an epoch on Beauty, with the instructions that MKL chooses by itself and with AVX-512."""
     plain, wide = ({row["an epoch"]: row for row in results(name)["epoch"]} for name in COSTS)
     ratio = "the authors' arithmetic over it"
     return markdown(
@@ -90,9 +91,9 @@ def contrastvae_epoch() -> str:
             {
                 "an epoch": name,
                 "CPU-seconds": f"{plain[name]['CPU s']:.0f}",
-                "the authors' arithmetic over it": plain[name][ratio],
-                "CPU-seconds, MKL on AVX-512": f"{wide[name]['CPU s']:.0f}",
-                "the authors' arithmetic over that": wide[name][ratio],
+                "speed-up": plain[name][ratio],
+                "CPU-seconds, MKL with AVX-512": f"{wide[name]['CPU s']:.0f}",
+                "speed-up, MKL with AVX-512": wide[name][ratio],
             }
             for name in plain
         ]
@@ -112,7 +113,7 @@ UNITS = {
 
 
 def sass() -> str:
-    """Cycles of an H100's multiprocessor for 64 x 64 logits, by unit; the largest is a floor for the loop."""
+    """Cycles of an H100's multiprocessor for 64 x 64 logits, by unit; the largest is a lower bound for the loop."""
     found = {row["kernel"]: row for row in results("sass") if row["arch"] == "90"}
     rows: list[dict[str, Any]] = []
     for types in ("bfloat16 64", "bfloat16 128", "bfloat16 256", "tf32 128", "float32 64", "float32 128"):

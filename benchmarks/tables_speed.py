@@ -1,7 +1,7 @@
-"""Tables of what the losses cost, for the documentation: time against other forms, memory, threads, columns, calls.
+"""Tables for the documentation of the losses' cost: time against other forms, memory, threads, columns, one call.
 
-From contrast-cpu*.json, memory.json, scaling.json, overhead.json, ceilings-cpu.json and instructions.json. The shapes
-are those of cases.py; how each figure was measured is in the program of the same name.
+From contrast-cpu*.json, memory.json, scaling.json, overhead.json, ceilings-cpu.json and instructions.json. The bench
+program with the same name tells how a figure was measured; the shapes are those of cases.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,16 +16,16 @@ LARGE = ("clrec", "clrec-queue", "moco", "batch", "beauty", "items", "ntxent", "
 SMALL = ("small", "tiny", "ntxent-small")
 HALF = ("bf16", "bf16-64", "fp16", "fp16-64")
 MARKED = ("ids", "bias")
-# One row of five is a loss: nobody should have to look for it.
+# fastcl is slower than another form in the last of these five: the front page must not hide that.
 FRONT = ("moco", "batch", "items", "ntxent", "ntxent-small")
 PEERS = ("chunked", "torch lce", "info-nce", "lightly", "metric-learning")
-# What one row of the table is called, where the name in the results is for those who know the benchmarks.
+# Clearer names in tables for cases whose name in the results is terse.
 WHAT = {"bf16-64": "full softmax, bfloat16", "fp16-64": "full softmax, float16", "ntxent": "NT-Xent"}
 
 
 @cache
 def contrast() -> dict[tuple[str, str], Row]:
-    """(case, pass) -> row at 2 threads. `items` was measured again, in its own run, after a change to its kernel."""
+    """(case, pass) -> row, at 2 threads. The case `items` has a results file of its own, which is the newer one."""
     rows = results("contrast-cpu")["rows"] + results("contrast-cpu-items")["rows"]
     return {(row["case"], row["pass"]): row for row in rows}
 
@@ -35,7 +35,7 @@ def shape(row: Row) -> str:
 
 
 def over(row: Row, column: str) -> str | None:
-    """A ratio with two decimals; None where it was not compared."""
+    """A ratio with two decimals, or None if the two were not compared."""
     ratio = row["ratios"].get(column)
     return f"{ratio:.2f}" if isinstance(ratio, float) else None
 
@@ -50,7 +50,7 @@ def named(row: Row) -> Row:
 
 
 def against_torch(cases: Sequence[str]) -> str:
-    """Milliseconds of ours, and how many times longer the others take."""
+    """fastcl's milliseconds, and how many times longer the others take."""
     return markdown(
         [
             named(row)
@@ -83,7 +83,7 @@ def half() -> str:
             named(row)
             | {
                 "fastcl, ms": row["ms"],
-                "over our float32": over(row, "plain"),
+                "fastcl / its float32": over(row, "plain"),
                 "eager / fastcl": over(row, "reference"),
                 "torch.compile / fastcl": over(row, "compile"),
             }
@@ -93,7 +93,7 @@ def half() -> str:
 
 
 def front() -> str:
-    """Five rows with backward, one of them a loss."""
+    """Five rows for the front page, with backward."""
     return markdown(
         [
             {
@@ -108,11 +108,11 @@ def front() -> str:
 
 
 def losing() -> str:
-    """Every comparison in which another form takes less time than ours; the bare products are no loss and stay out."""
+    """Every comparison in which another form takes less time than fastcl; the bare products are no loss."""
     label = {"reference": "eager", "lean": "leanest eager", "compile": "torch.compile of eager"}
     label |= {"lean compile": "torch.compile of the leanest eager"}
     rows = [
-        named(row) | {"faster": label.get(column, column), "its share of our time": f"{ratio:.2f}"}
+        named(row) | {"faster form": label.get(column, column), "its time / fastcl's": f"{ratio:.2f}"}
         for row in passes((*LARGE, *SMALL, *HALF, *MARKED))
         for column, ratio in row["ratios"].items()
         if column not in ("products", "plain") and isinstance(ratio, float) and ratio < 1
@@ -121,7 +121,7 @@ def losing() -> str:
 
 
 def variant(name: str) -> str:
-    """Another run of bench_contrast: one thread, or another instruction set."""
+    """The table of another run of bench_contrast: on one thread, or with another instruction set."""
     return markdown(
         [
             named(row)
@@ -148,7 +148,7 @@ def memory() -> str:
     return markdown(
         [
             {"N x M x D": row["N x M x D"], "loss": row["what"]}
-            | {f"{head}, MB": megabytes(row.get(f"{name} MB")) for head, name in zip(heads, columns, strict=True)}
+            | {f"{head}, MiB": megabytes(row.get(f"{name} MB")) for head, name in zip(heads, columns, strict=True)}
             for row in rows
         ]
     )
@@ -161,14 +161,14 @@ def megabytes(value: float | None) -> str | None:
 def threads() -> str:
     return markdown(
         [
-            {"N x M x D": row["N x M x D"], "pass": row["pass"], "2 threads over 1": row["2 threads"]}
+            {"N x M x D": row["N x M x D"], "pass": row["pass"], "speed-up by 2 threads": row["2 threads"]}
             for row in results("scaling")["threads"]
         ]
     )
 
 
 def columns() -> str:
-    """Nanoseconds a logit from few to many columns."""
+    """Nanoseconds per logit, from few to many columns."""
     rows = results("scaling")["columns"]
     sizes = [key for key in rows[0] if key.startswith("M = ")]
     who = {"fastcl": "fastcl", "products": "bare products"}
@@ -192,13 +192,13 @@ def overhead() -> str:
 
 
 def call(which: str) -> str:
-    """Microseconds of a call of `contrast` that has next to nothing to do, one thread."""
+    """Microseconds of a call of `contrast` with almost no arithmetic, on one thread."""
     rows = results("overhead")["rows"]
     return next(f"{row['contrast us']:.0f}" for row in rows if row["threads"] == 1 and row["pass"] == which)
 
 
 def ceiling(unit: str) -> str:
-    """Multiply-adds a nanosecond of one core, by the unit that makes them (ceilings.cpp)."""
+    """Multiply-adds per nanosecond of one core, by the unit that makes them (ceilings.cpp)."""
     return f"{results('ceilings-cpu')[unit]:,.0f}"
 
 
@@ -206,7 +206,7 @@ def instructions() -> str:
     return markdown(
         [
             {name: row[name] for name in ("what", "N x M x D", "pass")}
-            | {"instructions": f"{row['instructions']:,}", "a multiply-add": row["per multiply-add of N x M x D"]}
+            | {"instructions": f"{row['instructions']:,}", "per multiply-add": row["per multiply-add of N x M x D"]}
             for row in results("instructions")["rows"]
         ]
     )

@@ -1,6 +1,6 @@
-"""Tables of what the models reach, for the documentation: the studies of ContrastVAE and CLRec, and the simulation.
+"""Tables of the models' quality for the documentation: the studies of ContrastVAE and CLRec, and the simulation.
 
-From contrastvae.json and clrec.json beside their manifests in studies/, contrastvae-analyses/ and debias.json.
+From contrastvae.json and clrec.json with their manifests in studies/, from contrastvae-analyses/ and from debias.json.
 """
 
 import json
@@ -32,7 +32,7 @@ CHANGED = {
     "ContrastVAE VA+DA, no KL": "no KL",
     "ContrastVAE AVAE": "one view (AVAE)",
 }
-# The paper's row, and ours by the authors' rules.
+# Data set -> (the row of the paper, the labels of our runs by the authors' rules).
 RULES = {
     "Office": ("ContrastVAE VA", ("paper-code VA", "paper-code VA, 20 clicks (KL a fifth), patience 200")),
     "Beauty": ("ContrastVAE MA", ("paper-code MA, 120 epochs",)),
@@ -42,7 +42,7 @@ RULES = {
 
 @cache
 def study(paper: str) -> tuple[Row, dict[tuple[str, str], list[Row]]]:
-    """The manifest, and (data, label) -> the runs of it that are there, in the order of their seeds."""
+    """The manifest, and (data, label) -> its finished runs, in the order of their seeds."""
     manifest = json.loads((HERE / "studies" / f"{paper}.json").read_text())
     done = {run["id"]: run for run in results(paper)["runs"]}
     found: dict[tuple[str, str], list[Row]] = {}
@@ -58,7 +58,7 @@ def best_of_paper(data: str, columns: Sequence[str]) -> dict[str, float | None]:
 
 
 def contrastvae(name: str) -> str:
-    """One data set: the best of the paper's columns, and means over the seeds that ran; bold where above it."""
+    """One data set: the best figures of the paper, and means over our finished seeds, in bold if they are higher."""
     data = AMAZON[name]
     best = best_of_paper(data, list(FOUR))
     head: Row = {"": "best of the paper's columns", "seeds": ""}
@@ -72,7 +72,7 @@ def contrastvae(name: str) -> str:
 
 
 def contrastvae_changes() -> str:
-    """One change at a time, seed 0."""
+    """ContrastVAE with one change at a time, seed 0."""
     rows = []
     for label, text in CHANGED.items():
         cells: Row = {"": text}
@@ -88,7 +88,7 @@ def first(data: str, label: str) -> Row:
 
 
 def contrastvae_rules() -> str:
-    """By the authors' rules, beside the paper; two standard errors of R@20 of so many test users."""
+    """Our runs by the authors' rules, each below the paper's row."""
     rows = []
     for name, (theirs, ours) in RULES.items():
         paper = study("contrastvae")[0]["paper"][AMAZON[name]][theirs]
@@ -104,7 +104,7 @@ def contrastvae_rules() -> str:
 
 
 def contrastvae_curves(every: int = 10, last: int = 120) -> str:
-    """Means of validation NDCG@20 over ten epochs a time, of the runs by the authors' rules."""
+    """Validation NDCG@20 of the runs by the authors' rules: means over every other ten epochs."""
     rows = []
     for name, (_, labels) in RULES.items():
         for label in labels:
@@ -116,7 +116,7 @@ def contrastvae_curves(every: int = 10, last: int = 120) -> str:
 
 
 def contrastvae_cost() -> str:
-    """What the runs of VA+DA took."""
+    """Epochs, CPU minutes and memory of the runs of VA+DA."""
     rows = []
     for name, data in AMAZON.items():
         found = study("contrastvae")[1][data, SHOWN[0]]
@@ -128,14 +128,14 @@ def contrastvae_cost() -> str:
 
 
 def analysis(folder: str, nth: int | None) -> str:
-    """A table of the analyses: 0 and 1 by group, 2 corrupted, 3 the posterior, 4 the contrast's weight."""
+    """Table `nth` of the analyses: 0 and 1 by group, 2 corruption, 3 posterior, 4 weight of the contrast; None: all."""
     numbers = json.loads((RESULTS / "contrastvae-analyses" / folder / "numbers.json").read_text())
     parts = analyses.tables(numbers).strip().split("\n\n")[1:]
     return "\n\n".join(parts) if nth is None else parts[nth]
 
 
 def clrec(data: str) -> str:
-    """One data set: the paper's rows, then ours; bold where above the paper's CLRec."""
+    """One data set: the paper's rows, then ours, in bold if higher than the paper's CLRec."""
     manifest, found = study("clrec")
     columns = columns_of(manifest, data)
     paper = manifest["paper"][data]
@@ -152,7 +152,7 @@ def clrec(data: str) -> str:
 
 
 def simulated(policy: str, names: Mapping[str, str]) -> str:
-    """The rows of bench_debias, trained methods alone, by the names a reader knows them by."""
+    """The table of bench_debias with the trained methods only, under clearer names."""
     made = bench_debias.table([r for r in results("debias")["measured"] if r["method"] in names], policy)
     head, rule, *lines = made.split("\n")
     cells = [line.removeprefix("| ").partition(" | ") for line in lines]

@@ -1,8 +1,8 @@
-"""Trains a peer's SASRec for bench_train.py, inside the peer's own environment: PYTHON train_peers.py PEER IN OUT.
+"""Trains another library's SASRec for bench_train.py, in that library's environment: PYTHON train_peers.py PEER IN OUT.
 
-IN (JSON): train and history (item numbers 1..I, a list a user), items (I), the settings, cpu_seconds. OUT (JSON): CPU
-seconds and targets of every epoch, and the ten best unseen items for each history. Full softmax, one thread. Imports
-nothing of fastcl: the peers' environments do not have it.
+IN is JSON: train and history (a list of item numbers 1..I for each user), items (I), the settings, cpu_seconds. OUT is
+JSON: the CPU seconds of every epoch, the targets of an epoch, and the ten best unseen items for each history. Full
+softmax, one thread. Must not import fastcl, which these environments do not have.
 """
 
 # mypy: disable-error-code="import-not-found,import-untyped"
@@ -138,7 +138,7 @@ def main(peer: str, source: str, target: str) -> None:
     task = json.loads(Path(source).read_text())
     epochs: list[float] = []
     best = {"rectools": rectools, "replay": replay}[peer](task, epochs)
-    # Both keep the newest max_len targets of a user.
+    # Both libraries train on the newest max_len targets of a user.
     targets = int(np.clip([len(row) - 1 for row in task["train"]], 0, task["max_len"]).sum())
     Path(target).write_text(json.dumps({"seconds": epochs, "targets": targets, "best": best}))
 
