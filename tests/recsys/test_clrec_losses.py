@@ -8,7 +8,7 @@ from test_models import ENCODERS, OPTIONS, histories, items
 from test_train import memory
 
 from fastcl.recsys import CLRec, Histories, evaluate, fit
-from fastcl.recsys.models.clrec.objectives import OBJECTIVES, draw
+from fastcl.recsys.models.clrec.objectives import OBJECTIVES, drawing
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEMPERATURE = 0.07
@@ -127,10 +127,22 @@ def test_negative_sampling_is_a_binary_decision_a_pair(objective, encoder):
 @pytest.mark.parametrize("power", [1.0, 0.75])
 def test_items_are_drawn_by_their_clicks(power):
     share = np.array([0.5, 0.3, 0.15, 0.05])
-    drawn = draw(torch.from_numpy(np.log(share)).float(), power, (400, 500), np.random.default_rng(0))
+    draw = drawing(torch.from_numpy(np.log(share)).float(), power, np.random.default_rng(0))
+    drawn = draw((400, 500))
     assert drawn.shape == (400, 500)
     found = np.bincount(drawn.ravel(), minlength=5)[1:] / drawn.size
     assert found == pytest.approx(share**power / (share**power).sum(), abs=0.004)  # 3.5 standard errors
+
+
+@pytest.mark.parametrize(("objective", "sums"), [("clrec", 0), ("full_softmax", 0), ("sampled_softmax", 1)])
+def test_popularities_of_all_items_are_summed_once_an_epoch_and_only_for_draws(objective, sums, monkeypatch):
+    """At 10^7 items each sum takes as long as several batches."""
+    exp, sizes = np.exp, []
+    monkeypatch.setattr(np, "exp", lambda x: (sizes.append(np.size(x)), exp(x))[1])
+    model = CLRec(items(), seed=3, batch=8, negatives=20, objective=objective)
+    batches = list(model.batches(histories(rows=40), np.random.default_rng(0)))
+    assert len(batches) > 5
+    assert [size for size in sizes if size == len(model.items)] == [len(model.items)] * sums
 
 
 def test_encoders_start_alike_whatever_the_loss():

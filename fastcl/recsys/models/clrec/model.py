@@ -22,7 +22,7 @@ from fastcl.recsys.models.base import Model
 from fastcl.recsys.models.batching import Packed, Spans, batch_count, batched, log_shares, newest, pack, time_buckets
 from fastcl.recsys.models.clrec.config import CLRecConfig
 from fastcl.recsys.models.clrec.encoders import ENCODERS, FEATURES, ItemEncoder, UserEncoder
-from fastcl.recsys.models.clrec.objectives import OBJECTIVES, Pairs, draw
+from fastcl.recsys.models.clrec.objectives import OBJECTIVES, Pairs, drawing
 from fastcl.recsys.models.clrec.propensities import PROPENSITIES
 from fastcl.recsys.models.clrec.queues import SOURCES, follower
 from fastcl.recsys.models.clrec.tasks import Later, later, pick, u2u
@@ -179,6 +179,7 @@ class CLRec(Model):
         """One epoch: every click but a history's first is a target once."""
         check_unit(train, self.config.time_unit, self.cuts)
         self.log_share.copy_(log_shares(train, len(self.items)))
+        draw = drawing(self.log_share, self.objective.power, rng)
         spans = self.user.spans(train, self.config.max_len)
         for part in batched(spans, self.config.batch, rng, self.share, self.user.sorted_together):
             clicks, item, bucket = self._clicks(train, part)
@@ -186,7 +187,7 @@ class CLRec(Model):
             follows = clicks.source[at.numpy(force=True)] + 1
             row = part.row[clicks.row[at].numpy(force=True)]
             target = self.tensor(train.item[follows])
-            drawn = draw(self.log_share, self.objective.power, self.objective.shape(len(at), self.config), rng)
+            drawn = draw(self.objective.shape(len(at), self.config))
             then = self._later_clicks(train, follows, row, clicks.row[at], rng) if "u2u" in self.config.tasks else None
             yield Batch(clicks, item, bucket, target, at, self.tensor(row), self.tensor(drawn), then)
 
