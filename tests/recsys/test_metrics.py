@@ -89,7 +89,7 @@ def test_refused_inputs() -> None:
         with pytest.raises(ValueError, match=message):
             evaluate(Table(table), cases, **good)
     for options, message in (
-        ({"k": (0,)}, "k: expected different whole numbers from 1"),
+        ({"k": (0,)}, "k: expected whole numbers from 1"),
         ({"k": (5, 5)}, "k: expected"),
         ({"k": ()}, "k: expected"),
         ({"seen": "drop"}, "seen: expected one of 'mask', 'keep', got 'drop'"),
@@ -297,8 +297,8 @@ def test_options_are_checked_before_anything_is_scored() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             evaluate(Untouchable(), cases, **{"counts": counts, **options})
-    with pytest.raises(TypeError, match="metrics: expected a sequence of names"):
-        evaluate(Untouchable(), cases, counts=counts, metrics="recall")
+    with pytest.raises(TypeError, match="metrics: expected names such as recall"):
+        evaluate(Untouchable(), cases, counts=counts, metrics=(10,))
 
 
 def test_memory_bounds_the_rows_scored_at_once() -> None:

@@ -92,11 +92,6 @@ def _split_of(args: argparse.Namespace) -> dict[str, Any]:
     return {"how": args.split, "at": args.at, "ties": args.ties, "seed": args.split_seed}
 
 
-def cutoffs(option: str, text: str) -> tuple[int, ...]:
-    """ "10,50" -> (10, 50)."""
-    return whole_numbers(option, text, low=1)
-
-
 def whole_numbers(option: str, text: str, low: int) -> tuple[int, ...]:
     """ "1,2,3" -> (1, 2, 3), none below `low`."""
     try:

@@ -5,8 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fastcl.recsys.cli.common import cutoffs
-from fastcl.recsys.cli.evaluate import add_metric_options, named_metrics, vectors_for
+from fastcl.recsys.cli.evaluate import add_metric_options, asked_metrics, vectors_for
 from fastcl.recsys.cli.runs import add_run_options, groups_of, inputs_of, open_runs, run_folders, tell
 from fastcl.recsys.evaluation.comparison import Comparison, compare
 from fastcl.recsys.evaluation.measures import COUNTS
@@ -30,9 +29,8 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    k = cutoffs("--k", args.k)
     protocol = args.protocol or "full"
-    metrics = named_metrics(args.metrics, protocol)
+    metrics, k = asked_metrics(args)
     folders = run_folders(*args.folders)
     if args.csv:
         for folder in folders:

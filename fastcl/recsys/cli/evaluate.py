@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from fastcl.recsys.cli.common import cutoffs
 from fastcl.recsys.cli.runs import add_run_options, open_runs, tell
 from fastcl.recsys.data import Scorer, Split
+from fastcl.recsys.evaluation.cutoffs import cutoffs, cutoffs_in, parted
 from fastcl.recsys.evaluation.distance import feature_vectors
 from fastcl.recsys.evaluation.groups import GROUPS, by_group, check_groups
 from fastcl.recsys.evaluation.measures import DISTANCE, METRICS, measure
@@ -35,26 +35,27 @@ def add(commands: Any) -> None:
 
 def add_metric_options(parser: Any) -> None:
     option = parser.add_argument
-    option("--k", default="10", help="cut-offs, separated by commas (default: %(default)s)")
+    option("-k", "--k", default="10", metavar="NUMBERS", help="cut-offs, separated by commas (default: %(default)s)")
     option("--protocol", choices=list(PROTOCOLS), help="all items, or 100 negatives drawn (default: full)")
-    option("--metrics", metavar="NAMES", help=f"separated by commas: {', '.join(METRICS)}")
+    names = f"at every cut-off of -k, or recall@50 at its own; separated by commas: {', '.join(METRICS)}"
+    option("--metrics", metavar="NAMES", help=names)
 
 
-def named_metrics(text: str | None, protocol: str) -> tuple[str, ...]:
-    """ "recall,mrr" -> ("recall", "mrr"), checked; the protocol's default for None."""
-    names = None if text is None else tuple(part.strip() for part in text.split(","))
-    return tuple(metric_names(names, protocol, vectors=True))
+def asked_metrics(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """What -k, --protocol and --metrics ask for: metrics, each at its cut-off, and all the cut-offs."""
+    k = cutoffs(args.k, "-k")
+    names = metric_names(args.metrics, k, args.protocol or "full", vectors=True)
+    return names, cutoffs_in(names) or k
 
 
 def vectors_for(metrics: tuple[str, ...], split: Split) -> torch.Tensor | None:
     """The item features as vectors where the intra-list distance is asked for."""
-    return feature_vectors(split.items) if DISTANCE in metrics else None
+    return feature_vectors(split.items) if any(parted(metric)[0] == DISTANCE for metric in metrics) else None
 
 
 def run(args: argparse.Namespace) -> None:
-    k = cutoffs("--k", args.k)
     protocol = args.protocol or "full"
-    metrics = named_metrics(args.metrics, protocol)
+    metrics, k = asked_metrics(args)
     by = tuple(part.strip() for part in args.by.split(",") if part.strip())
     ratios = _ratios(args.robustness)
     (found_run,), split, seen, notes = open_runs([Path(args.folder)], args)

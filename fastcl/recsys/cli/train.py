@@ -10,13 +10,14 @@ from typing import Any
 
 from fastcl.recsys.cli.common import add_data_options, source_of, whole_numbers
 from fastcl.recsys.cli.runs import repeats, tell
+from fastcl.recsys.evaluation.measures import WITHOUT_K
 from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.models import MODELS
 from fastcl.recsys.options import parse_settings
 from fastcl.recsys.training import checkpoint, lock, processes
 from fastcl.recsys.training.fit import go_on
 from fastcl.recsys.training.starting import begin, enough_memory, reserve
-from fastcl.recsys.training.state import METRICS, PRECISIONS, Settings
+from fastcl.recsys.training.state import METRICS, PRECISIONS, Settings, validation_metric
 from fastcl.recsys.training.threads import add_threads
 
 
@@ -31,7 +32,8 @@ def add(commands: Any) -> None:
     option("--model", choices=list(MODELS), required=True)
     option("--epochs", type=int, default=20, help="at most (default: %(default)s)")
     option("--patience", type=int, metavar="N", help="stop after N epochs without a new best (default: never)")
-    option("--metric", choices=METRICS, default="ndcg@10", help="of the best epoch, validation (default: %(default)s)")
+    metric = "validation metric that decides which epoch is the best, such as recall@20 or auc (default: %(default)s)"
+    option("--metric", default="ndcg@10", help=metric)
     option("--lr", type=float, help="learning rate of the first step (default: the model's)")
     option("--seed", default="0", help="or several, 1,2,3: a run each, in RUN/seed-1 and so on (default: %(default)s)")
     fields = "; ".join(f"{name}: {', '.join(m.Config.__dataclass_fields__)}" for name, m in MODELS.items())
@@ -62,7 +64,8 @@ def run(args: argparse.Namespace) -> None:
     folders = [out] if len(seeds) == 1 else [out / f"seed-{seed}" for seed in seeds]
     with processes.processes(args.device) as device, ExitStack() as stack:
         with processes.together():
-            settings = [Settings(args.epochs, lr, seed=seed, **{n: getattr(args, n) for n in names}) for seed in seeds]
+            plan = {name: getattr(args, name) for name in names} | {"metric": validation_metric(args.metric)}
+            settings = [Settings(args.epochs, lr, seed=seed, **plan) for seed in seeds]
             _check_free(out, folders, args.force)
             split = source.split()
             record = {**source.to_json(), "command": shlex.join(sys.argv)}
@@ -77,10 +80,10 @@ def run(args: argparse.Namespace) -> None:
             _check_free(out, folders, args.force)
             for folder in folders:
                 reserve(stack, folder, args.force)
-        for folder, plan in zip(folders, settings, strict=True):
+        for folder, each in zip(folders, settings, strict=True):
             with processes.together(), enough_memory():
-                model = model_class(split.items, seed=plan.seed, **options).to(device)
-            begin(model, split, plan, folder, args.force, record)
+                model = model_class(split.items, seed=each.seed, **options).to(device)
+            begin(model, split, each, folder, args.force, record)
         for folder in folders:
             print_result(folder, go_on(folder, split), args.json)
 
@@ -108,5 +111,6 @@ def print_result(folder: Path, history: list[dict[str, Any]], as_json: bool) -> 
     elif METRICS[0] not in best:
         print(f"{folder}: trained on everything, {len(history)} epochs without validation; the last one counts")
     else:
-        figures = f"recall@10 {best['recall@10']:.4f}, ndcg@10 {best['ndcg@10']:.4f}"
+        measured = sorted((name for name in best if "@" in name or name in WITHOUT_K), key=lambda n: n != "recall@10")
+        figures = ", ".join(f"{name} {best[name]:.4f}" for name in measured)
         print(f"{folder}: best of {len(history)} epochs is {best['epoch']:.0f}, validation {figures}")

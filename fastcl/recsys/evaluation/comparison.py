@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from fastcl.recsys.data import Cases, Scorer
-from fastcl.recsys.evaluation.measures import COUNTS, DISTANCE, measure, users_gains
-from fastcl.recsys.evaluation.ranking import MEMORY, metric_names, rank_cases
+from fastcl.recsys.evaluation.cutoffs import Cutoffs, Metrics, cutoffs_in
+from fastcl.recsys.evaluation.measures import COUNTS, measure, users_gains
+from fastcl.recsys.evaluation.ranking import MEMORY, metric_names, rank_cases, wanted_vectors
 
 DRAWS = 9999
 
@@ -44,10 +45,10 @@ def compare(
     models: Mapping[str, Sequence[Scorer]],
     cases: Cases,
     *,
-    k: tuple[int, ...] = (10,),
+    k: Cutoffs = 10,
     seen: str = "mask",
     protocol: str = "full",
-    metrics: Sequence[str] | None = None,
+    metrics: Metrics | None = None,
     vectors: torch.Tensor | None = None,
     seed: int = 0,
     memory: int = MEMORY,
@@ -77,21 +78,22 @@ def compare(
     """
     if not models or not all(len(runs) for runs in models.values()):
         raise ValueError("models: expected at least one scorer a name, got none")
-    names = metric_names(metrics, protocol, vectors is not None)
-    wanted = vectors if DISTANCE in names else None
+    names = metric_names(metrics, k, protocol, vectors is not None)
+    vectors, k = wanted_vectors(vectors, names), cutoffs_in(names) or k
     rows, gains = [], {}
     for name, runs in models.items():
         results, of_users = [], []
         for scorer in runs:
             found = rank_cases(
-                scorer, cases, k=k, seen=seen, protocol=protocol, vectors=wanted, seed=seed, memory=memory
+                scorer, cases, k=k, seen=seen, protocol=protocol, vectors=vectors, seed=seed, memory=memory
             )
             results.append(measure(found, names))
             of_users.append(users_gains(found, names))
         rows.append({"name": name, "runs": len(runs), **_over_runs(results)})
         gains[name] = {metric: np.mean([gain[metric] for gain in of_users], axis=0) for metric in of_users[0]}
-    if "popularity" in names:
-        _add_index(rows, k)
+    for name in names:
+        if name.startswith("popularity@"):
+            _add_index(rows, name)
     tests: list[dict[str, Any]] = [
         {"name": name, "against": other, "metric": metric, **paired_test(gains[name][metric], gains[other][metric])}
         for other, name in combinations(gains, 2)
@@ -155,8 +157,8 @@ def _over_runs(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return row
 
 
-def _add_index(rows: list[dict[str, Any]], k: tuple[int, ...]) -> None:
-    for cutoff in k:
-        most = max(row[f"popularity@{cutoff}"] for row in rows)
-        for row in rows:
-            row[f"popularity index@{cutoff}"] = row[f"popularity@{cutoff}"] / most if most else 0.0
+def _add_index(rows: list[dict[str, Any]], metric: str) -> None:
+    """metric: "popularity@k"."""
+    most = max(row[metric] for row in rows)
+    for row in rows:
+        row[metric.replace("@", " index@")] = row[metric] / most if most else 0.0

@@ -6,10 +6,12 @@ One target a case, so that recall@k is also the hit rate, and MAP@k is MRR@k.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+
+from fastcl.recsys.evaluation.cutoffs import Metrics, at_cutoffs, listed, parted
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,35 +136,42 @@ DEFAULT = {
 }
 
 
-def measure(found: Ranking, metrics: Sequence[str]) -> dict[str, float]:
-    """The named metrics, "NAME@k" for each cut-off ("auc" has none), and COUNTS: "cases", "unseen_targets", the cases
-    whose target has no train click, and "repeated_targets", those whose target is in their own history, where known.
+def measure(found: Ranking, metrics: Metrics) -> dict[str, float]:
+    """The named metrics, "recall@10" or "recall", which is that at each cut-off ("auc" has none), and COUNTS: "cases",
+    "unseen_targets", the cases whose target has no train click, and "repeated_targets", those whose target is in their
+    own history, where known.
 
     >>> found = Ranking((1,), np.array([1.0, 2.0]), np.array([5, 5]), np.array([1, 2]), np.array([0, 3, 0]))
     >>> measure(found, ("recall", "auc"))
     {'recall@1': 0.5, 'auc': 0.875, 'cases': 2, 'unseen_targets': 1}
     """
     result: dict[str, float] = {}
-    for name in metrics:
-        if name in WITHOUT_K:
-            result[name] = float(WITHOUT_K[name](found).mean())
-            continue
-        for nth, cutoff in enumerate(found.k):
-            result[f"{name}@{cutoff}"] = _at_k(found, name, nth)
+    for metric in at_cutoffs(metrics, found.k, tuple(WITHOUT_K)):
+        name, cutoff = parted(metric)
+        result[metric] = float(WITHOUT_K[name](found).mean()) if cutoff is None else _at_k(found, name, cutoff)
     unseen = int((found.counts[found.target] == 0).sum())
     result |= {"cases": len(found.rank), "unseen_targets": unseen}
     return result if found.repeated is None else result | {"repeated_targets": int(found.repeated.sum())}
 
 
-def users_gains(found: Ranking, metrics: Sequence[str]) -> dict[str, np.ndarray]:
+def users_gains(found: Ranking, metrics: Metrics) -> dict[str, np.ndarray]:
     """Those of the named metrics that are means over the cases, float64 [C] each, named as in `measure`."""
-    gains = {f"{m}@{k}": OF_RANKS[m](found.rank, k) for m in metrics if m in OF_RANKS for k in found.k}
-    return gains | {m: WITHOUT_K[m](found) for m in metrics if m in WITHOUT_K}
+    gains = {}
+    for metric in at_cutoffs(metrics, found.k, tuple(WITHOUT_K)):
+        name, cutoff = parted(metric)
+        if cutoff is None:
+            gains[metric] = WITHOUT_K[name](found)
+        elif name in OF_RANKS:
+            gains[metric] = OF_RANKS[name](found.rank, cutoff)
+    return gains
 
 
-def _at_k(found: Ranking, name: str, nth: int) -> float:
+def _at_k(found: Ranking, name: str, cutoff: int) -> float:
     if name in OF_RANKS:
-        return float(OF_RANKS[name](found.rank, found.k[nth]).mean())
+        return float(OF_RANKS[name](found.rank, cutoff).mean())
+    if cutoff not in found.k:
+        raise ValueError(f"metrics: expected cut-offs of the ranking, {found.k}, got '{name}@{cutoff}'")
+    nth = found.k.index(cutoff)
     if name in OF_LISTS and found.shown is not None:
         return OF_LISTS[name](found.shown[nth], found.counts)
     if name == DISTANCE and found.distance is not None:
@@ -170,13 +179,12 @@ def _at_k(found: Ranking, name: str, nth: int) -> float:
     raise ValueError(f"metrics: expected what this ranking holds, got {name!r}")
 
 
-def check_metrics(metrics: Sequence[str], protocol: str, vectors: bool) -> None:
+def check_metrics(metrics: Metrics, protocol: str, vectors: bool) -> None:
     """Raises ValueError for an unknown metric, or one that the protocol or missing item vectors leave undefined."""
-    if isinstance(metrics, str):
-        raise TypeError(f"metrics: expected a sequence of names, got the string {metrics!r}")
-    for name in metrics:
+    for metric in listed(metrics):
+        name, _ = parted(metric)
         if name not in METRICS:
-            raise ValueError(f"metrics: expected names among {', '.join(METRICS)}, got {name!r}")
+            raise ValueError(f"metrics: expected names among {', '.join(METRICS)}, got {metric!r}")
         if protocol != "full" and (name in OF_LISTS or name == DISTANCE):
             raise ValueError(f"metrics: {name!r} is of whole lists; expected protocol 'full', got {protocol!r}")
         if name == DISTANCE and not vectors:

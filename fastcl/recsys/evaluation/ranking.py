@@ -3,15 +3,16 @@ and nowhere else; nothing here trains or loops over users in Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from fastcl.recsys.data import PAD, Cases, Histories, Scorer
 from fastcl.recsys.data.scoring import check_items, frozen
+from fastcl.recsys.evaluation.cutoffs import Cutoffs, Metrics, at_cutoffs, cutoff, cutoffs, cutoffs_in, listed, parted
 from fastcl.recsys.evaluation.distance import MeanDistance
-from fastcl.recsys.evaluation.measures import DEFAULT, DISTANCE, Ranking, check_metrics, measure
+from fastcl.recsys.evaluation.measures import DEFAULT, DISTANCE, WITHOUT_K, Ranking, check_metrics, measure
 
 NEGATIVES = 100
 SEEN = ("mask", "keep")
@@ -35,10 +36,10 @@ def evaluate(
     cases: Cases,
     *,
     counts: np.ndarray | None = None,
-    k: tuple[int, ...] = (10,),
+    k: Cutoffs = 10,
     seen: str = "mask",
     protocol: str = "full",
-    metrics: Sequence[str] | None = None,
+    metrics: Metrics | None = None,
     vectors: torch.Tensor | None = None,
     seed: int = 0,
     chunk: int = 256,
@@ -49,7 +50,7 @@ def evaluate(
 
     scorer:   has `scores(histories)`, float [B, I+1]; a model is in eval mode for the time of the call.
     counts:   int64 [I+1], clicks of each item in train; None: the cases' own, as a split's cases have them.
-    k:        cut-offs.
+    k:        cut-offs: 10, (10, 50) or "10,50".
     seen:     "mask" puts the items of a case's history at -inf, so that a repeated target is a miss for every scorer;
               "keep" ranks them.
     protocol: "full" ranks all items. "uniform100" and "pop100" rank the target among 100 negatives, drawn by
@@ -57,7 +58,8 @@ def evaluate(
               protocol compare with that protocol's alone.
     metrics:  of measures.METRICS, where their formulas are: "recall" (also named "hr"), "ndcg", "mrr", "map" and, of
               all pairs, "auc"; with full ranking also "diversity", "coverage", "popularity", "gini", "novelty" and
-              "distance". None: recall, ndcg, diversity and popularity; hr and ndcg for a sampled protocol.
+              "distance". Each is taken at every cut-off of k, or "recall@50" at its own. Several names, or one text
+              with commas. None: recall, ndcg, diversity and popularity; hr and ndcg for a sampled protocol.
     vectors:  float [I+1, D], for "distance" alone: the intra-list distance, a list's mean of 1 - cosine over its pairs
               of items, averaged over the lists with a pair. `distance.feature_vectors` makes them of item features.
     seed:     of the negatives; every call with the same seed draws the same ones.
@@ -76,27 +78,31 @@ def evaluate(
     >>> round(evaluate(Popularity(split.counts), split.test, seen="keep")["recall@10"], 4)
     0.2085
     """
-    _check_options(k, seen, chunk)
-    names = metric_names(metrics, protocol, vectors is not None)
-    wanted = vectors if DISTANCE in names else None
+    names = metric_names(metrics, k, protocol, vectors is not None)
+    k, vectors = cutoffs_in(names) or k, wanted_vectors(vectors, names)
     found = rank_cases(
-        scorer, cases, counts=counts, k=k, seen=seen, protocol=protocol, vectors=wanted, seed=seed, chunk=chunk,
+        scorer, cases, counts=counts, k=k, seen=seen, protocol=protocol, vectors=vectors, seed=seed, chunk=chunk,
         memory=memory,
     )  # fmt: skip
     return measure(found, names)
 
 
-def metric_names(metrics: Sequence[str] | None, protocol: str, vectors: bool) -> Sequence[str]:
-    """`metrics`, or the protocol's default for None; ValueError where they, the protocol and item vectors do not fit.
+def metric_names(metrics: Metrics | None, k: Cutoffs, protocol: str, vectors: bool) -> tuple[str, ...]:
+    """`metrics`, or the protocol's default for None, each with its cut-off; ValueError where they, the protocol and
+    item vectors do not fit.
 
-    >>> metric_names(None, "pop100", vectors=False)
-    ('hr', 'ndcg')
+    >>> metric_names(None, (5, 10), "pop100", vectors=False)
+    ('hr@5', 'hr@10', 'ndcg@5', 'ndcg@10')
     """
     _check_protocol(protocol)
-    if metrics is None:
-        return DEFAULT[protocol]
+    metrics = DEFAULT[protocol] if metrics is None else metrics
     check_metrics(metrics, protocol, vectors)
-    return metrics
+    return at_cutoffs(metrics, k, tuple(WITHOUT_K))
+
+
+def wanted_vectors(vectors: torch.Tensor | None, metrics: Metrics) -> torch.Tensor | None:
+    """The item vectors where a metric reads them."""
+    return vectors if DISTANCE in (parted(metric)[0] for metric in listed(metrics)) else None
 
 
 def rank_cases(
@@ -104,7 +110,7 @@ def rank_cases(
     cases: Cases,
     *,
     counts: np.ndarray | None = None,
-    k: tuple[int, ...] = (10,),
+    k: Cutoffs = 10,
     seen: str = "mask",
     protocol: str = "full",
     vectors: torch.Tensor | None = None,
@@ -124,7 +130,8 @@ def rank_cases(
     >>> len(found.rank), int(found.shown.sum())
     (2345, 23450)
     """
-    _check_options(k, seen, chunk)
+    k = cutoffs(k)
+    _check_options(seen, chunk)
     _check_protocol(protocol)
     if memory < 1:
         raise ValueError(f"memory: expected at least 1 byte, got {memory}")
@@ -167,10 +174,10 @@ def rank_cases(
             rank[rows] = _rank(of_target, scores, others=-1).cpu()
             candidates[rows] = (scores > -torch.inf).sum(1).cpu()
             items = _best(scores, max(k))[0].cpu()
-            for nth, cutoff in enumerate(k):
-                shown[nth] += torch.bincount(items[:, :cutoff].flatten(), minlength=len(counts))
+            for nth, length in enumerate(k):
+                shown[nth] += torch.bincount(items[:, :length].flatten(), minlength=len(counts))
                 if distances is not None:
-                    distances[nth].add(items[:, :cutoff])
+                    distances[nth].add(items[:, :length])
     shown[:, PAD] = 0  # places left empty
     return Ranking(
         k,
@@ -194,7 +201,9 @@ def train_counts(cases: Cases, counts: np.ndarray | None = None) -> np.ndarray:
     return counts
 
 
-def top_k(scores: torch.Tensor, history: Histories, k: int, seen: str = "mask") -> tuple[torch.Tensor, torch.Tensor]:
+def top_k(
+    scores: torch.Tensor, history: Histories, k: Cutoffs, seen: str = "mask"
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The k best items of each row: (items int64 [B, K], scores [B, K]), best first, K = min(k, I).
 
     scores: [B, I+1]. seen: "mask" leaves out the items of the row's history. Where fewer than K items are left, the
@@ -203,7 +212,8 @@ def top_k(scores: torch.Tensor, history: Histories, k: int, seen: str = "mask") 
     >>> top_k(torch.tensor([[-torch.inf, 3.0, 2.0, 1.0]]), Histories.from_lists([[1]]), k=2)[0].tolist()
     [[2, 3]]
     """
-    _check_options((k,), seen, 1)
+    k = cutoff(k)
+    _check_options(seen, 1)
     return _best(mask_seen(scores, history, seen), k)
 
 
@@ -272,10 +282,7 @@ def _chunks(count: int, chunk: int) -> list[np.ndarray]:
     return [np.arange(start, min(start + chunk, count)) for start in range(0, count, chunk)]
 
 
-def _check_options(k: tuple[int, ...], seen: str, chunk: int) -> None:
-    whole = [isinstance(cutoff, int | np.integer) and cutoff >= 1 for cutoff in k]
-    if not whole or not all(whole) or len(set(k)) < len(k):
-        raise ValueError(f"k: expected different whole numbers from 1, got {k}")
+def _check_options(seen: str, chunk: int) -> None:
     if seen not in SEEN:
         raise ValueError(f"seen: expected one of {', '.join(map(repr, SEEN))}, got {seen!r}")
     if chunk < 1:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fastcl.recsys.data import Cases, Histories, Scorer
 from fastcl.recsys.data.scoring import frozen
+from fastcl.recsys.evaluation.cutoffs import Cutoffs
 from fastcl.recsys.evaluation.measures import measure
 from fastcl.recsys.evaluation.ranking import MEMORY, SEEN, rank_cases, train_counts
 from fastcl.recsys.options import one_of
@@ -50,7 +51,7 @@ def robustness(
     *,
     ratios: Sequence[float] = RATIOS,
     kinds: Sequence[str] = tuple(CORRUPTIONS),
-    k: tuple[int, ...] = (10,),
+    k: Cutoffs = 10,
     seen: str = "mask",
     seed: int = 0,
     memory: int = MEMORY,

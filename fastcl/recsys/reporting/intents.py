@@ -10,12 +10,13 @@ import torch
 
 from fastcl.recsys.data import PAD, Histories
 from fastcl.recsys.data.scoring import check_items, frozen
+from fastcl.recsys.evaluation.cutoffs import Cutoffs, cutoff
 from fastcl.recsys.models import MultiCLRec
 from fastcl.recsys.serving.recommend import MAX_CHUNK, rank
 
 
 @torch.inference_mode()
-def intents(model: MultiCLRec, histories: Histories, k: int = 10, seen: str = "mask") -> dict[str, Any]:
+def intents(model: MultiCLRec, histories: Histories, k: Cutoffs = 10, seen: str = "mask") -> dict[str, Any]:
     """The intents of a model, over its items and some histories.
 
     Returns:
@@ -47,7 +48,7 @@ def intents(model: MultiCLRec, histories: Histories, k: int = 10, seen: str = "m
         raise ValueError("histories: expected at least one, got none")
     check_items(model, histories, "histories")
     with frozen(model):
-        return _measured(model, histories, k, seen)
+        return _measured(model, histories, cutoff(k), seen)
 
 
 def _measured(model: MultiCLRec, histories: Histories, k: int, seen: str) -> dict[str, Any]:

@@ -12,9 +12,10 @@ import torch
 from fastcl.recsys.data import PAD, Histories, Interactions, Items, Scorer
 from fastcl.recsys.data.containers import number_array
 from fastcl.recsys.data.scoring import check_items, frozen
+from fastcl.recsys.evaluation.cutoffs import Cutoffs, cutoff
 from fastcl.recsys.evaluation.ranking import SEEN, top_k
 from fastcl.recsys.models import Model
-from fastcl.recsys.options import at_least, one_of
+from fastcl.recsys.options import one_of
 
 MAX_CHUNK = 256  # histories scored at once; more gains no speed
 SCORES = 2**25  # scores held at once, where that means fewer histories
@@ -42,7 +43,7 @@ class UserRecommendations(NamedTuple):
 def recommend(
     model: Model,
     histories: Sequence[Sequence[str]],
-    k: int = 10,
+    k: Cutoffs = 10,
     seen: str = "mask",
     *,
     times: Sequence[Sequence[float]] | None = None,
@@ -57,7 +58,7 @@ def recommend(
     Args:
         model: any `Model`; scores are its own (comparable within a row).
         histories: ids; those that the model never saw are skipped, and counted in the result's `skipped`.
-        k: >= 1.
+        k: length of a list, >= 1.
         seen: "mask" recommends nothing from the history itself, "keep" may.
         times: one a click, never falling, in the unit of the training data; used by CLRec, which without them takes
             the clicks as made at one moment.
@@ -72,7 +73,8 @@ def recommend(
     >>> sorted(item for item, score in found[0]), found.skipped
     (['b', 'c'], Counter({'new': 1}))
     """
-    _check_options(k, seen)
+    k = cutoff(k)
+    one_of(SEEN, "seen", seen)
     known, skipped = encode_ids(model.items, histories, times, strict)
     found = Recommendations([] for _ in histories)
     found.skipped, found.left_out = skipped, tuple(np.flatnonzero(known.lengths == 0).tolist())
@@ -84,7 +86,7 @@ def recommend(
 
 
 def recommend_users(
-    model: Model, data: Interactions, k: int = 10, seen: str = "mask", *, strict: bool = False
+    model: Model, data: Interactions, k: Cutoffs = 10, seen: str = "mask", *, strict: bool = False
 ) -> UserRecommendations:
     """The k best items for every user of a log, in its order; see `recommend`. Memory does not grow with the users.
 
@@ -99,7 +101,8 @@ def recommend_users(
     >>> user == data.users[0], len(row)
     (True, 3)
     """
-    _check_options(k, seen)
+    k = cutoff(k)
+    one_of(SEEN, "seen", seen)
     known, skipped = known_histories(model.items, data)
     _refuse(skipped, strict)
     served = np.flatnonzero(known.lengths)
@@ -215,11 +218,6 @@ def _times(times: Sequence[Sequence[float]], offsets: np.ndarray) -> np.ndarray:
         row = int(np.searchsorted(offsets, at, side="right")) - 1
         raise ValueError(f"times: expected numbers that never fall, got {time[at]} in row {row}")
     return time
-
-
-def _check_options(k: int, seen: str) -> None:
-    at_least(1, "k", k)
-    one_of(SEEN, "seen", seen)
 
 
 def _refuse(skipped: Counter[str], strict: bool) -> None:

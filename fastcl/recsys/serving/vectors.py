@@ -16,9 +16,10 @@ import torch
 
 from fastcl.recsys.data import Histories
 from fastcl.recsys.data.scoring import check_items, frozen
+from fastcl.recsys.evaluation.cutoffs import Cutoffs, cutoff
 from fastcl.recsys.models import Model
 from fastcl.recsys.models.base import inner_products
-from fastcl.recsys.options import at_least, one_of
+from fastcl.recsys.options import one_of
 from fastcl.recsys.writing import check_folder, write_set
 
 FILES = ("vectors.npy", "index.faiss", "ids.json", "export.json")  # of which an export writes three
@@ -44,7 +45,7 @@ def export(
     to: str = "npy",
     *,
     queries: Histories | None = None,
-    k: int = 10,
+    k: Cutoffs = 10,
     index: str = INDEX,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -76,10 +77,9 @@ def export(
     >>> export(model, "index", to="faiss")["recall@10"]  # doctest: +SKIP
     """
     one_of(WRITERS, "to", to)
-    at_least(1, "k", k)
+    k = min(cutoff(k), len(model.items))
     check_folder("folder", folder)
     ids = model.items.ids
-    k = min(k, len(ids))
     rng = np.random.default_rng(seed)
     about = {"queries": "single items"} if queries is None else {"queries": "histories"}
     if queries is None:
@@ -106,7 +106,7 @@ def export(
     return found
 
 
-def nearest(search: Search, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def nearest(search: Search, queries: np.ndarray, k: Cutoffs) -> tuple[np.ndarray, np.ndarray]:
     """The k best vectors for each history of `query_vectors`: (scores [B, k], rows int64 [B, k]), best first.
 
     search: `index.search` of Faiss, or what behaves like it. queries: float32 [B, D], or [B, K, D] of a model with K
@@ -122,6 +122,7 @@ def nearest(search: Search, queries: np.ndarray, k: int) -> tuple[np.ndarray, np
     >>> scores.tolist(), rows.tolist()
     ([[2.0, 2.0]], [[1, 2]])
     """
+    k = cutoff(k)
     if queries.ndim == 2:
         return search(queries, k)
     scores, rows = (found.reshape(len(queries), -1) for found in search(queries.reshape(-1, queries.shape[-1]), k))

@@ -67,7 +67,8 @@ def fit(
             refused unless `force`.
         seed: of batch order, dropout and negatives (the initial weights have the model's own), >= 0.
         seen: "mask" or "keep", how validation treats items of the history.
-        metric: "ndcg@10" or "recall@10" on split.valid, all items ranked: decides which epoch is the best.
+        metric: decides which epoch is the best: "recall", "hr", "ndcg", "mrr" or "map" at any cut-off ("recall@20";
+            without one at 10), or "auc", on split.valid with all items ranked.
         patience: stop after so many epochs without a new best, >= 1; None: never.
         precision: "float32", or "bfloat16": the loss runs under torch.autocast; weights, optimiser and validation stay
             float32.
@@ -79,8 +80,8 @@ def fit(
         progress: report on stderr: a bar on a terminal, a line an epoch elsewhere.
 
     Returns: one dict an epoch: epoch, loss (mean over the steps), loss_parts (of each term, where the model's loss has
-        several), recall@10, ndcg@10 (validation, if any), seconds (training alone), best (whether its weights are the
-        best so far); the same lines as metrics.jsonl.
+        several), recall@10, ndcg@10 and `metric` (validation, if any), seconds (training alone), best (whether its
+        weights are the best so far); the same lines as metrics.jsonl.
 
     Raises FloatingPointError when the loss stops being finite; ValueError for a bad option, a split whose items are not
     those of the model, or one in which no user has two train clicks, so that there is no target to train on.
@@ -96,7 +97,7 @@ def fit(
                 model.config.lr if lr is None else lr,
                 seed=seed,
                 seen=seen,
-                metric=metric,
+                metric=state.validation_metric(metric),
                 patience=patience,
                 precision=precision,
                 accumulate=accumulate,
@@ -182,7 +183,7 @@ def go_on(
     with own_random_state(device), enough_memory():
         with processes.together():
             run.progress = state.restore(folder, run.model, run.optimizer, expected)
-            needed = ("seconds", *(state.METRICS if len(split.valid) else ()))
+            needed = ("seconds", *(settings.metrics if len(split.valid) else ()))
             schema.lines_fit(run.progress.history, f"{folder / state.LAST}: history", needed)
             parts = len(run.model.part_names)
             if len(run.progress.total) not in (0, parts) or run.progress.step >= max(run.steps, 1):
@@ -223,7 +224,7 @@ def _train(run: Run, progress: bool) -> list[dict[str, Any]]:
                 best = {name: tensor.clone() for name, tensor in distinct(model).items()}
             _save(run)
             if report:
-                _say(model.name, settings.epochs, line)
+                _say(model.name, settings, line)
     model.load_state_dict(with_aliases(model, best))
     model.eval()
     return run.progress.history
@@ -294,18 +295,20 @@ def _validate(run: Run) -> dict[str, float]:
         return {}
     rows = np.arange(processes.rank(), len(valid), processes.count())
     part = Cases(valid.user[rows], valid.history.take(rows), valid.target[rows])
-    sums = torch.zeros(len(state.METRICS) + 1, device="cpu", dtype=torch.float64)
+    names = run.settings.metrics
+    sums = torch.zeros(len(names) + 1, device="cpu", dtype=torch.float64)
     if len(rows) or processes.count() == 1:
         try:
-            scores = evaluate(run.model.eval(), part, counts=run.split.counts, seen=run.settings.seen)
+            options: dict[str, Any] = {"counts": run.split.counts, "seen": run.settings.seen, "metrics": names}
+            scores = evaluate(run.model.eval(), part, **options)
         except NotNumbers as error:  # a step too long at the end of the epoch, which no loss has seen
             raise FloatingPointError(f"{error}, in validation; try a lower lr than {run.settings.lr}") from error
         if processes.count() == 1:
-            return {name: scores[name] for name in state.METRICS}
-        means = [1.0, *(scores[name] for name in state.METRICS)]
+            return {name: scores[name] for name in names}
+        means = [1.0, *(scores[name] for name in names)]
         sums = len(rows) * torch.tensor(means, device="cpu", dtype=torch.float64)
     total = processes.add(sums.to(run.model.device)).tolist()
-    return {name: value / total[0] for name, value in zip(state.METRICS, total[1:], strict=True)}
+    return {name: value / total[0] for name, value in zip(names, total[1:], strict=True)}
 
 
 def _announce(folder: Path, config: Mapping[str, Any], run: Run) -> None:
@@ -320,12 +323,10 @@ def _announce(folder: Path, config: Mapping[str, Any], run: Run) -> None:
     print(f"{folder}: {finished}{', the run is complete' if run.progress.done(run.settings) else ''}", file=sys.stderr)
 
 
-def _say(name: str, epochs: int, line: Mapping[str, Any]) -> None:
-    found = ", ".join(f"{metric} {line[metric]:.4f}" for metric in reversed(state.METRICS) if metric in line)
+def _say(name: str, settings: Settings, line: Mapping[str, Any]) -> None:
+    found = ", ".join(f"{metric} {line[metric]:.4f}" for metric in reversed(settings.metrics) if metric in line)
     shown = f"validation {found}" if found else "no validation"
     best = "  best so far" if found and line["best"] else ""
-    print(
-        f"{name} epoch {line['epoch']}/{epochs}: loss {line['loss']:.4f}, {shown}, {line['seconds']:.1f} s{best}",
-        file=sys.stderr,
-        flush=True,
-    )
+    epoch = f"{name} epoch {line['epoch']}/{settings.epochs}"
+    text = f"{epoch}: loss {line['loss']:.4f}, {shown}, {line['seconds']:.1f} s{best}"
+    print(text, file=sys.stderr, flush=True)

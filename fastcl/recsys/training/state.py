@@ -17,13 +17,15 @@ from torch import Tensor
 
 from fastcl.recsys import schema
 from fastcl.recsys.data import Split
+from fastcl.recsys.evaluation.cutoffs import at_cutoffs, parted
+from fastcl.recsys.evaluation.measures import OF_RANKS, WITHOUT_K
 from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.models import Model
 from fastcl.recsys.options import above, at_least, between, one_of
 from fastcl.recsys.training import checkpoint, processes, tensorfile
 from fastcl.recsys.training.modelstate import distinct
 
-METRICS = ("ndcg@10", "recall@10")
+METRICS = ("ndcg@10", "recall@10")  # of validation, in every metrics.jsonl; the metric of the run joins them
 PRECISIONS = ("float32", "bfloat16")
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 THREADS = 4096  # more than a machine has: starting them would be an attack on it
@@ -31,6 +33,19 @@ LAST = "last.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # what Adam keeps of each parameter that had a gradient
 # Settings that may be changed in a run that goes on: they decide nothing of the result, or its last bits alone.
 FREE = ("save_every", "threads", "device")
+
+
+def validation_metric(metric: str) -> str:
+    """The metric that decides which epoch is the best, with its cut-off: any that is a mean over the cases.
+
+    >>> validation_metric("recall"), validation_metric("ndcg@20")
+    ('recall@10', 'ndcg@20')
+    """
+    name, cutoff = parted(metric, "metric")
+    known = (*OF_RANKS, *WITHOUT_K)
+    if name not in known or (name in WITHOUT_K and cutoff is not None):
+        raise ValueError(f"metric: expected one of {', '.join(known)}, such as ndcg@10, got {metric!r}")
+    return at_cutoffs((metric,), 10, tuple(WITHOUT_K))[0]
 
 
 @dataclass(frozen=True)
@@ -56,7 +71,8 @@ class Settings:
         at_least(0, "seed", self.seed)
         above(0.0, "lr", self.lr)
         one_of(SEEN, "seen", self.seen)
-        one_of(METRICS, "metric", self.metric)
+        if validation_metric(self.metric) != self.metric:
+            raise ValueError(f"metric: expected one with its cut-off, such as ndcg@10, got {self.metric!r}")
         one_of(PRECISIONS, "precision", self.precision)
         one_of(DEVICES, "device", self.device)
         if self.threads > THREADS:
@@ -64,6 +80,11 @@ class Settings:
         between(0.0, float("inf"), "save_every", self.save_every)
         if self.patience is not None:
             at_least(1, "patience", self.patience)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What validation measures."""
+        return tuple(dict.fromkeys((*METRICS, self.metric)))
 
     @classmethod
     def recorded(cls, config: Mapping[str, Any]) -> "Settings":
