@@ -45,7 +45,7 @@ from fastcl.recsys.models import (
 )
 from fastcl.recsys.reporting.intents import intents
 from fastcl.recsys.reporting.report import report
-from fastcl.recsys.serving.recommend import query_vectors, recommend, recommend_users
+from fastcl.recsys.serving.recommend import query_vectors, recommend, recommend_users, similar
 from fastcl.recsys.serving.vectors import export, nearest
 from fastcl.recsys.training.checkpoint import load, save
 from fastcl.recsys.training.fit import fit, resume
@@ -96,5 +96,6 @@ __all__ = [
     "resume",
     "robustness",
     "save",
+    "similar",
     "top_k",
 ]

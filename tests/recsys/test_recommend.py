@@ -16,12 +16,14 @@ from fastcl.recsys import (
     Histories,
     Interactions,
     Items,
+    Popularity,
     SASRec,
     fit,
     query_vectors,
     recommend,
     recommend_users,
     save,
+    similar,
 )
 from fastcl.recsys.cli import main
 from fastcl.recsys.serving import recommend as serving
@@ -114,6 +116,83 @@ def test_unknown_items_are_skipped_and_counted():
 def test_bad_input_is_refused(histories, options, error, message):
     with pytest.raises(error, match=message):
         recommend(SASRec(ITEMS, **OPTIONS).eval(), histories, **options)
+
+
+def test_only_and_without_limit_the_lists_and_not_the_scores():
+    model = SASRec(ITEMS, seed=0, **OPTIONS).eval()
+    whole = recommend(model, [["i3", "i5"], ["i7"]], k=100)
+    shop = ["i1", "i2", "i3", "i9", "i30", "sold elsewhere"]
+    found = recommend(model, [["i3", "i5"], ["i7"]], k=100, only=shop, without=["i9", "unheard of"])
+    assert found == [[entry for entry in row if entry[0] in ("i1", "i2", "i3", "i30")] for row in whole]
+    short = recommend(model, [["i3", "i5"], ["i7"]], k=2, only=shop)
+    assert short == [[entry for entry in row if entry[0] in shop][:2] for row in whole]
+    for options, error, message in (
+        ({"only": "i1"}, TypeError, "only: expected a sequence of ids as strings, got 'i1'"),
+        ({"without": [1]}, TypeError, r"without: expected a sequence of ids as strings, got \[1\]"),
+        ({"only": ["x"]}, ValueError, r"only: expected an item that the model knows, got \['x'\]"),
+        ({"only": []}, ValueError, r"only: expected an item that the model knows, got \[\]"),
+    ):
+        with pytest.raises(error, match=message):
+            recommend(model, [["i1"]], **options)
+        with pytest.raises(error, match=message):
+            similar(model, "i1", **options)
+
+
+def test_a_stranger_gets_the_list_of_the_fallback(monkeypatch, log):
+    model = SASRec(ITEMS, seed=0, **OPTIONS).eval()
+    popular = Popularity(np.arange(len(ITEMS) + 1), ITEMS)
+    found = recommend(model, [["new"], ["i3"], []], k=2, fallback=popular, without=[IDS[-1]])
+    assert [item for item, _ in found[0]] == [item for item, _ in found[2]] == [IDS[-2], IDS[-3]]
+    assert found[1] == recommend(model, [["i3"]], k=2, without=[IDS[-1]])[0]
+    assert found.left_out == (0, 2)
+    data = Interactions.read(log)
+    monkeypatch.setattr(serving, "MAX_CHUNK", 2)
+    rows = dict(recommend_users(model, data, k=2, fallback=popular).rows)
+    assert list(rows) == list(data.users)  # in the log's order
+    assert rows["cy"] == recommend(model, [[]], k=2, fallback=popular)[0]
+    assert rows["ann"] == dict(recommend_users(model, data, k=2).rows)["ann"]
+    with pytest.raises(ValueError, match="fallback: expected scores of 40 items, got those of 3"):
+        recommend(model, [[]], fallback=Popularity(np.arange(4)))
+
+
+def test_similar_items_are_the_nearest_vectors(run, capsys):
+    model = SASRec(ITEMS, seed=0, **OPTIONS).eval()
+    vectors = model.item_vectors().detach().double().numpy()
+    cosine = vectors[1:] @ vectors[5] / np.linalg.norm(vectors[1:], axis=1) / np.linalg.norm(vectors[5])
+    order = [item for item in np.argsort(-cosine) if item != 4][:3]
+    found = similar(model, "i5", k=3)
+    assert [item for item, _ in found] == [IDS[item] for item in order]
+    assert [score for _, score in found] == pytest.approx(cosine[order], abs=1e-6)
+    with pytest.raises(ValueError, match="item: expected an id that the model knows, got 'x'"):
+        similar(model, "x")
+    assert call("similar", run, "i5", "-k", "3", "--without", found[0][0], "--json") == 0
+    shown = json.loads(capsys.readouterr().out)["items"]
+    assert [entry["item"] for entry in shown[:2]] == [item for item, _ in found[1:]]
+    assert call("similar", run, "x") == 2
+    assert "ITEM: expected an id that the model knows, got 'x'" in capsys.readouterr().err
+
+
+def test_lists_as_json_lines_with_titles_and_limits(tmp_path, log, capsys):
+    items = Items(IDS, tuple(f"Title, {item}" for item in IDS))
+    run = tmp_path / "titled"
+    reading = {"user": "user", "item": "item", "time": "time"}
+    save(SASRec(items, seed=0, **OPTIONS), run, {"data": {"path": str(log), **reading}})
+    shop = tmp_path / "shop.txt"
+    shop.write_text("i1\ni2\ni3\n\ni4\n")
+    out = tmp_path / "lists.jsonl"
+    more = ("--only", f"@{shop}", "--fallback", "popular", "--seen", "keep")
+    assert call("recommend", run, "--users", log, "-k", "9", "-o", out, *more) == 0
+    assert "popular items for 1 users without a known item: cy" in capsys.readouterr().err
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["user"] for row in found] == list(Interactions.read(log).users)
+    for row in found:
+        assert {entry["item"] for entry in row["items"]} == {"i1", "i2", "i3", "i4"}
+        assert all(entry["title"] == f"Title, {entry['item']}" for entry in row["items"])
+    table = tmp_path / "lists.csv"
+    assert call("recommend", run, "--users", log, "-k", "1", "-o", table) == 0
+    with open(table, newline="", encoding="utf-8") as file:
+        assert all(row["title"] == f"Title, {row['item']}" for row in csv.DictReader(file))
+    assert call("recommend", run, "--history", "i1", "--only", f"@{tmp_path / 'none.txt'}") == 2
 
 
 def test_times_of_the_history_reach_clrec():

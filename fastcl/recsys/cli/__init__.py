@@ -15,7 +15,8 @@ from fastcl.recsys.cli import (
     recommend,
     report,
     resume,
+    similar,
     train,
 )
 
-COMMANDS = (demo, data, train, resume, evaluate, compare, report, intents, recommend, export, bench, info)
+COMMANDS = (demo, data, train, resume, evaluate, compare, report, intents, recommend, similar, export, bench, info)

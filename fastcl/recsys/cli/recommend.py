@@ -12,14 +12,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fastcl.recsys.cli.runs import Run, inputs_of, tell, unfinished
 from fastcl.recsys.data import Interactions, Items
 from fastcl.recsys.data.merging import merge, of_users
 from fastcl.recsys.data.source import Source
 from fastcl.recsys.data.splits import LeakageWarning
+from fastcl.recsys.evaluation.floors import Popularity
 from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.options import at_least
-from fastcl.recsys.serving.recommend import Row, recommend, recommend_users
+from fastcl.recsys.serving.recommend import Row, known_histories, recommend, recommend_users
 from fastcl.recsys.training import checkpoint, state
 from fastcl.recsys.training.threads import add_threads
 from fastcl.recsys.writing import check_output, write_parts
@@ -40,10 +43,20 @@ def add(commands: Any) -> None:
     option("-k", type=int, default=10, help="(default: %(default)s)")
     option("--seen", choices=SEEN, help="never recommend items of the history, or keep them (default: as in training)")
     option("--strict", action="store_true", help="refuse items that the run does not know (default: skip, and say so)")
-    option("-o", "--out", metavar="CSV", help="write user, rank, item, score there (default for --users: to stdout)")
+    add_item_options(parser)
+    option("--fallback", choices=("popular",), help="what users without a known item get (default: no list)")
+    to = "write user, rank, item, score and title (where items have one) there, or a line of JSON a user to a .jsonl"
+    option("-o", "--out", metavar="FILE", help=f"{to} (default for --users: CSV to stdout)")
     add_threads(parser)
     option("--json", action="store_true", help="one JSON document on stdout; with -o, a summary of what was written")
-    parser.set_defaults(run=run, names={"histories": "--history", "format": "--users", "columns": "--users"})
+    parser.set_defaults(run=run, names={"histories": "--history", "only": "--only", "format": "--users", "columns": "--users"})
+
+
+def add_item_options(parser: Any) -> None:
+    """--only and --without, of `recommend` and `similar`."""
+    named = "items by id, separated by commas, or @FILE with an id a line"
+    parser.add_argument("--only", metavar="IDS", type=_ids, help=f"recommend nothing but these {named}")
+    parser.add_argument("--without", metavar="IDS", type=_ids, default=[], help=f"never recommend these {named}")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -59,39 +72,44 @@ def run(args: argparse.Namespace) -> None:
     model = checkpoint.load(args.folder)
     seen = args.seen or config.get("seen", "mask")
     tell([note for note in [unfinished(Run(Path(args.folder), config, model))] if note])
+    fallback = _popular(args.folder, config, model.items) if args.fallback else None
+    limits: dict[str, Any] = {"only": args.only, "without": args.without, "fallback": fallback, "strict": args.strict}
     rows: Iterable[UserRow]
     left_out: tuple[str, ...] = ()
     strangers = 0
     if args.users is None:
         history = _fields(args.history)
-        found = recommend(model, [history], args.k, seen, times=times, strict=args.strict)
+        found = recommend(model, [history], args.k, seen, times=times, **limits)
         rows, skipped, clicks = [(None, row) for row in found], found.skipped, len(history)
         strangers = len(found.left_out)
         if strangers:
-            tell([f"{args.folder} knows no item of the history: there is nothing to recommend from"])
+            instead = "popular items are shown" if fallback else "there is nothing to recommend from"
+            tell([f"{args.folder} knows no item of the history: {instead}"])
     else:
         data = _histories(args, config)
-        rows, skipped, left_out = recommend_users(model, data, args.k, seen, strict=args.strict)
+        rows, skipped, left_out = recommend_users(model, data, args.k, seen, **limits)
         clicks = len(data.log.item)
     if skipped:
         _say(f"skipped {skipped.total():,} of {clicks:,} unknown", list(skipped))
     if left_out:
-        _say(f"left out {len(left_out):,} users without a known item", left_out)
+        what = "popular items for" if fallback else "left out"
+        _say(f"{what} {len(left_out):,} users without a known item", left_out)
     tally: Counter[str] = Counter(users=0, rows=0, empty=0)
     rows = _counted(rows, tally)
-    document = {"run": args.folder, "k": args.k, "seen": seen, "skipped": skipped, "left_out": list(left_out)}
+    summary = {"run": args.folder, "k": args.k, "seen": seen, "skipped": skipped, "left_out": list(left_out)}
     if args.out is not None:
-        write_parts(Path(args.out), (text.encode() for text in _csv(rows)))
-        document |= {"out": args.out, "users": tally["users"], "rows": tally["rows"]}
+        texts = _json_lines(rows, model.items) if Path(args.out).suffix == ".jsonl" else _csv(rows, model.items)
+        write_parts(Path(args.out), (text.encode() for text in texts))
+        summary |= {"out": args.out, "users": tally["users"], "rows": tally["rows"]}
         if not args.json:
             print(f"{args.out}: {tally['rows']:,} rows, {tally['users']:,} users")
     elif args.json:
-        document["recommendations"] = [_document(user, row, model.items) for user, row in rows]
+        summary["recommendations"] = [{"user": user, "items": document(row, model.items)} for user, row in rows]
     else:
-        for text in _csv(rows) if args.users else _lines(rows, model.items):
+        for text in _csv(rows, model.items) if args.users else _shown(rows, model.items):
             print(text, end="")
     if args.json:
-        print(json.dumps(document, ensure_ascii=False))
+        print(json.dumps(summary, ensure_ascii=False))
     if tally["empty"] > strangers:
         whose = "the history holds" if args.history is not None else f"{tally['empty']:,} users have clicked on"
         tell([f"{whose} every item, so that nothing is left to recommend; --seen keep ranks seen items too"])
@@ -136,6 +154,21 @@ def _changed(before: Interactions, source: Source, trained: str | None) -> bool:
             return True
 
 
+def _popular(folder: str, config: dict[str, Any], items: Items) -> Popularity:
+    """What is popular in the data of a run, which is read for it."""
+    if not config.get("data"):
+        raise ValueError(f"--fallback: expected a run that names its data, got {folder}")
+    clicks, _ = known_histories(items, Source.recorded(config).read_clicks())
+    return Popularity(np.bincount(clicks.item, minlength=len(items) + 1), items)
+
+
+def _ids(text: str) -> list[str]:
+    """ "a,b" -> ["a", "b"]; "@FILE" -> the lines of the file."""
+    if not text.startswith("@"):
+        return _fields(text)
+    return [line.strip() for line in Path(text[1:]).read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
 def _fields(text: str) -> list[str]:
     """The parts between commas: without the spaces around them, unless they stand in quotes."""
     parts = re.findall(r'\s*"((?:[^"]|"")*)"\s*(?:,|$)|([^,]+)', text)
@@ -162,26 +195,38 @@ def _counted(rows: Iterable[UserRow], tally: Counter[str]) -> Iterator[UserRow]:
         yield user, row
 
 
-def _csv(rows: Iterable[UserRow]) -> Iterator[str]:
+def _csv(rows: Iterable[UserRow], items: Items) -> Iterator[str]:
     """The header, then the lines of a user at a time."""
-    yield "user,rank,item,score\n"
+    titled = items.titles is not None
+    yield "user,rank,item,score,title\n" if titled else "user,rank,item,score\n"
     for user, row in rows:
         text = io.StringIO()
-        lines = ((user, place, item, f"{score:.7g}") for place, (item, score) in enumerate(row, start=1))
-        csv.writer(text, lineterminator="\n").writerows(lines)
+        for place, (item, score) in enumerate(row, start=1):
+            title = [_title(item, items) or ""] if titled else []
+            csv.writer(text, lineterminator="\n").writerow([user, place, item, f"{score:.7g}", *title])
         yield text.getvalue()
 
 
-def _lines(rows: Iterable[UserRow], items: Items) -> Iterator[str]:
+def _json_lines(rows: Iterable[UserRow], items: Items) -> Iterator[str]:
+    for user, row in rows:
+        yield json.dumps({"user": user, "items": document(row, items)}, ensure_ascii=False) + "\n"
+
+
+def _shown(rows: Iterable[UserRow], items: Items) -> Iterator[str]:
     for _, row in rows:
-        for item, score in row:
-            title = _title(item, items)
-            yield f"{score:9.4f}  {item}" + (f"  {title}\n" if title else "\n")
+        yield from lines(row, items)
 
 
-def _document(user: str | None, row: Row, items: Items) -> dict[str, Any]:
-    entries = [{"item": item, "title": _title(item, items), "score": score} for item, score in row]
-    return {"user": user, "items": entries}
+def lines(row: Row, items: Items) -> Iterator[str]:
+    """A list for the terminal, an item a line."""
+    for item, score in row:
+        title = _title(item, items)
+        yield f"{score:9.4f}  {item}" + (f"  {title}\n" if title else "\n")
+
+
+def document(row: Row, items: Items) -> list[dict[str, Any]]:
+    """A list for JSON."""
+    return [{"item": item, "title": _title(item, items), "score": score} for item, score in row]
 
 
 def _title(item: str, items: Items) -> str | None:

@@ -202,19 +202,23 @@ def train_counts(cases: Cases, counts: np.ndarray | None = None) -> np.ndarray:
 
 
 def top_k(
-    scores: torch.Tensor, history: Histories, k: Cutoffs, seen: str = "mask"
+    scores: torch.Tensor, history: Histories, k: Cutoffs, seen: str = "mask", allowed: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The k best items of each row: (items int64 [B, K], scores [B, K]), best first, K = min(k, I).
 
-    scores: [B, I+1]. seen: "mask" leaves out the items of the row's history. Where fewer than K items are left, the
-    rest of the row is item 0 with score -inf. The order among equal scores is unspecified.
+    scores: [B, I+1]. seen: "mask" leaves out the items of the row's history. allowed: bool [I+1], the items that may
+    be in any row; None: all. Where fewer than K items are left, the rest of the row is item 0 with score -inf. The
+    order among equal scores is unspecified.
 
     >>> top_k(torch.tensor([[-torch.inf, 3.0, 2.0, 1.0]]), Histories.from_lists([[1]]), k=2)[0].tolist()
     [[2, 3]]
     """
     k = cutoff(k)
     _check_options(seen, 1)
-    return _best(mask_seen(scores, history, seen), k)
+    masked = mask_seen(scores, history, seen)
+    if allowed is not None:
+        masked[:, ~allowed.to(masked.device)] = -torch.inf
+    return _best(masked, k)
 
 
 def mask_seen(scores: torch.Tensor, history: Histories, seen: str) -> torch.Tensor:

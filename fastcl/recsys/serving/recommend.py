@@ -11,7 +11,7 @@ import torch
 
 from fastcl.recsys.data import PAD, Histories, Interactions, Items, Scorer
 from fastcl.recsys.data.containers import number_array
-from fastcl.recsys.data.scoring import check_items, frozen
+from fastcl.recsys.data.scoring import check_items, frozen, item_table
 from fastcl.recsys.evaluation.cutoffs import Cutoffs, cutoff
 from fastcl.recsys.evaluation.ranking import SEEN, top_k
 from fastcl.recsys.models import Model
@@ -48,12 +48,14 @@ def recommend(
     *,
     times: Sequence[Sequence[float]] | None = None,
     strict: bool = False,
+    only: Sequence[str] | None = None,
+    without: Sequence[str] = (),
+    fallback: Scorer | None = None,
 ) -> Recommendations:
     """The k best items for each history (external ids, oldest first), as (external id, score), best first.
 
-    A history is all it takes: no user id. Fewer than k come back where fewer items are left, and none at all for a
-    history without an item that the model knows: what a stranger is shown, popular items say, is for the caller to
-    choose (`Popularity(split.counts, split.items)` ranks by clicks).
+    A history is all it takes: no user id. Fewer than k come back where fewer items are left. A history without an item
+    that the model knows gets the list of `fallback`, and an empty one without it.
 
     Args:
         model: any `Model`; scores are its own (comparable within a row).
@@ -63,9 +65,14 @@ def recommend(
         times: one a click, never falling, in the unit of the training data; used by CLRec, which without them takes
             the clicks as made at one moment.
         strict: refuse unknown ids instead.
+        only: ids of the items that may be recommended (in stock, of one category, ...); None: all. Ids that the model
+            never saw cannot be recommended and are passed over.
+        without: ids of items that must not be recommended, to anyone.
+        fallback: what ranks for a history without a known item: a scorer of the same items, such as
+            `Popularity(split.counts, split.items)`.
 
-    Raises TypeError for ids that are no strings; ValueError for a bad option or times that do not fit, and under
-    `strict` for any unknown id.
+    Raises TypeError for ids that are no strings; ValueError for a bad option or times that do not fit, where nothing
+    that `only` names is known, and under `strict` for any unknown id in a history.
 
     >>> from fastcl.recsys import Items, SASRec
     >>> model = SASRec(Items(ids=("a", "b", "c")), dim=8, seed=0).eval()
@@ -75,24 +82,63 @@ def recommend(
     """
     k = cutoff(k)
     one_of(SEEN, "seen", seen)
+    allowed = _allowed(model.items, only, without)
     known, skipped = encode_ids(model.items, histories, times, strict)
     found = Recommendations([] for _ in histories)
     found.skipped, found.left_out = skipped, tuple(np.flatnonzero(known.lengths == 0).tolist())
-    served = np.flatnonzero(known.lengths)
-    ranked = (row for best in _ranked(model, known.take(served), k, seen) for row in _rows(model.items, *best))
-    for nth, row in zip(served, ranked, strict=True):
-        found[nth] = row
+    for scorer, served in ((model, np.flatnonzero(known.lengths)), (fallback, np.array(found.left_out, np.int64))):
+        if scorer is None or not len(served):
+            continue
+        ranked = _ranked(scorer, known.take(served), k, seen, allowed)
+        for nth, row in zip(served, (row for best in ranked for row in _rows(model.items, *best)), strict=True):
+            found[nth] = row
     return found
 
 
+def similar(
+    model: Model, item: str, k: Cutoffs = 10, *, only: Sequence[str] | None = None, without: Sequence[str] = ()
+) -> Row:
+    """The k items whose vectors point most nearly where that of `item` does, as (external id, cosine), best first.
+
+    item: an external id that the model knows; never in its own list. only, without: as in `recommend`. Raises
+    ValueError for another id, a bad option, or a model without item vectors.
+
+    >>> from fastcl.recsys import Items, SASRec
+    >>> model = SASRec(Items(ids=("a", "b", "c")), dim=8, seed=0).eval()
+    >>> sorted(other for other, cosine in similar(model, "a"))
+    ['b', 'c']
+    """
+    k = cutoff(k)
+    if not isinstance(item, str):
+        raise TypeError(f"item: expected an id as a string, got {item!r}")
+    (number,) = model.items.encode([item])
+    if number == PAD:
+        raise ValueError(f"item: expected an id that the model knows, got {item!r}")
+    allowed = _allowed(model.items, only, without)
+    with torch.inference_mode(), frozen(model):
+        vectors = torch.nn.functional.normalize(item_table(model).float(), dim=1)
+        cosine = (vectors @ vectors[number])[None]
+        (row,) = _rows(model.items, *top_k(cosine, Histories.from_lists([[int(number)]]), k, "mask", allowed))
+    return row
+
+
 def recommend_users(
-    model: Model, data: Interactions, k: Cutoffs = 10, seen: str = "mask", *, strict: bool = False
+    model: Model,
+    data: Interactions,
+    k: Cutoffs = 10,
+    seen: str = "mask",
+    *,
+    strict: bool = False,
+    only: Sequence[str] | None = None,
+    without: Sequence[str] = (),
+    fallback: Scorer | None = None,
 ) -> UserRecommendations:
-    """The k best items for every user of a log, in its order; see `recommend`. Memory does not grow with the users.
+    """The k best items for every user of a log, in its order; arguments and errors as in `recommend`. Memory does not
+    grow with the users.
 
     Items are matched by external id, so the log need not be the one of the training. It is taken for all that its users
     have clicked: what they clicked in other logs may be recommended, unless `merge` puts the logs together. Users
-    without an item that the model knows are left out, and named in the result.
+    without an item that the model knows are named in the result, and have no row unless `fallback` ranks for them.
 
     >>> from fastcl.recsys import SASRec, bundled
     >>> data = bundled("purchases")
@@ -105,13 +151,23 @@ def recommend_users(
     one_of(SEEN, "seen", seen)
     known, skipped = known_histories(model.items, data)
     _refuse(skipped, strict)
-    served = np.flatnonzero(known.lengths)
-    left_out = tuple(data.users[user] for user in np.flatnonzero(known.lengths == 0))
+    allowed = _allowed(model.items, only, without)
+    strangers = np.flatnonzero(known.lengths == 0)
+    left_out = tuple(data.users[user] for user in strangers)
 
     def rows() -> Iterator[tuple[str, Row]]:
-        users = iter(served)
-        for items, scores in _ranked(model, known.take(served), k, seen):
-            yield from ((data.users[next(users)], row) for row in _rows(model.items, items, scores))
+        for start in range(0, len(known), MAX_CHUNK):
+            users = np.arange(start, min(start + MAX_CHUNK, len(known)))
+            apart = {
+                scorer: users[(known.lengths[users] > 0) == (scorer is model)]
+                for scorer in (model, fallback)
+                if scorer is not None
+            }
+            found: dict[int, Row] = {}
+            for scorer, served in apart.items():
+                ranked = _ranked(scorer, known.take(served), k, seen, allowed)
+                found |= dict(zip(served, (r for best in ranked for r in _rows(model.items, *best)), strict=True))
+            yield from ((data.users[user], found[user]) for user in users.tolist() if user in found)
 
     return UserRecommendations(rows(), skipped, left_out)
 
@@ -178,18 +234,44 @@ def rank(
     return torch.cat([items for items, _ in parts]), torch.cat([scores for _, scores in parts])
 
 
-def _ranked(model: Model, histories: Histories, k: int, seen: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    return _chunks(model, histories, k, seen, max(1, min(MAX_CHUNK, SCORES // (len(model.items) + 1))))
+def _ranked(
+    scorer: Scorer, histories: Histories, k: int, seen: str, allowed: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    return _chunks(scorer, histories, k, seen, max(1, min(MAX_CHUNK, SCORES // len(allowed))), allowed)
+
+
+def _allowed(items: Items, only: Sequence[str] | None, without: Sequence[str]) -> torch.Tensor:
+    """bool [I+1], what may be recommended."""
+    allowed = np.ones(len(items) + 1, bool)
+    for name, ids in (("only", only), ("without", without)):
+        if ids is None:
+            continue
+        if isinstance(ids, str) or not all(isinstance(item, str) for item in ids):
+            raise TypeError(f"{name}: expected a sequence of ids as strings, got {ids!r}")
+        numbers = items.encode(ids)
+        if name == "without":
+            allowed[numbers[numbers != PAD]] = False
+        elif not numbers.any():
+            raise ValueError(f"only: expected an item that the model knows, got {list(ids)[:5]}")
+        else:
+            allowed[:] = False
+            allowed[numbers] = True
+    allowed[PAD] = False
+    return torch.from_numpy(allowed)
 
 
 def _chunks(
-    scorer: Scorer, histories: Histories, k: int, seen: str, chunk: int
+    scorer: Scorer, histories: Histories, k: int, seen: str, chunk: int, allowed: torch.Tensor | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     check_items(scorer, histories, "histories")
     for start in range(0, len(histories), chunk):
         rows = histories.take(np.arange(start, min(start + chunk, len(histories))))
         with torch.inference_mode(), frozen(scorer):  # not around the yield, which hands control to the caller
-            best = top_k(scorer.scores(rows), rows, k, seen)
+            scores = scorer.scores(rows)
+            if allowed is not None and scores.shape[1] != len(allowed):
+                what = f"scores of {len(allowed) - 1:,} items, got those of {scores.shape[1] - 1:,}"
+                raise ValueError(f"fallback: expected {what}")
+            best = top_k(scores, rows, k, seen, allowed)
         yield best
 
 
