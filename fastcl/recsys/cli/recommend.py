@@ -49,7 +49,8 @@ def add(commands: Any) -> None:
     option("-o", "--out", metavar="FILE", help=f"{to} (default for --users: CSV to stdout)")
     add_threads(parser)
     option("--json", action="store_true", help="one JSON document on stdout; with -o, a summary of what was written")
-    parser.set_defaults(run=run, names={"histories": "--history", "only": "--only", "format": "--users", "columns": "--users"})
+    names = {"histories": "--history", "only": "--only", "format": "--users", "columns": "--users"}
+    parser.set_defaults(run=run, names=names)
 
 
 def add_item_options(parser: Any) -> None:
