@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.paper_ranking import RANKINGS
-from fastcl.recsys import Histories
 from fastcl.recsys.data import Cases, Scorer
 from fastcl.recsys.evaluation.measures import measure
 from fastcl.recsys.evaluation.ranking import evaluate, rank_cases
@@ -98,6 +97,4 @@ def some(cases: Cases, count: int) -> Cases:
     """At most `count` random cases, the same ones at every call; all cases if `count` is 0."""
     if not 0 < count < len(cases):
         return cases
-    rows = np.sort(np.random.default_rng(0).permutation(len(cases))[:count])
-    history: Histories = cases.history.take(rows)
-    return Cases(cases.user[rows], history, cases.target[rows], cases.counts)
+    return cases.take(np.sort(np.random.default_rng(0).permutation(len(cases))[:count]))

@@ -17,6 +17,7 @@ from benchmarks.protocols import PROTOCOLS, SEEN, some
 from benchmarks.sources import Parts
 from fastcl.recsys.data import Scorer, Split
 from fastcl.recsys.models import MODELS, ContrastVAE, Model
+from fastcl.recsys.models.base import make
 from fastcl.recsys.options import one_of
 from fastcl.recsys.reporting import tables
 from fastcl.recsys.training import checkpoint, loop, state
@@ -61,7 +62,7 @@ def measure(
     assert plan is not None, "a model needs a plan"
     one_of(SCHEDULES, "schedule", plan.schedule)
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    model = MODELS[model_name](split.items, seed=seed, **settings)
+    model = make(MODELS[model_name], split, seed=seed, **settings)
     rules = PROTOCOLS[protocol](model)
     done = train(model, plan, seed, split, folder, partial(_say, rules.watched), protocol)
     done |= _tested(model, parts, protocol)
@@ -136,4 +137,3 @@ def _say(watched: str, log: dict[str, Any]) -> None:
     loss, value = log["curve"][-1]
     at = f"loss {loss:.4f}, validation {watched} {value:.4f}, best {max(n for _, n in log['curve']):.4f}"
     print(f"  epoch {log['epochs']}: {at}, {log['cpu_s']:.0f} s of CPU", flush=True)
-

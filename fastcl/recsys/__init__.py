@@ -29,6 +29,7 @@ from fastcl.recsys.evaluation.groups import by_group
 from fastcl.recsys.evaluation.ranking import evaluate, rank_cases, top_k
 from fastcl.recsys.evaluation.robustness import robustness
 from fastcl.recsys.models import (
+    MF,
     MODELS,
     BERT4Rec,
     BERT4RecConfig,
@@ -36,6 +37,7 @@ from fastcl.recsys.models import (
     CLRecConfig,
     ContrastVAE,
     ContrastVAEConfig,
+    MFConfig,
     Model,
     MultiCLRec,
     MultiCLRecConfig,
@@ -51,6 +53,7 @@ from fastcl.recsys.training.checkpoint import load, save
 from fastcl.recsys.training.fit import fit, resume
 
 __all__ = [
+    "MF",
     "MODELS",
     "BERT4Rec",
     "BERT4RecConfig",
@@ -66,6 +69,7 @@ __all__ = [
     "Interactions",
     "Items",
     "LeakageWarning",
+    "MFConfig",
     "Model",
     "MultiCLRec",
     "MultiCLRecConfig",

@@ -45,11 +45,12 @@ class FeatureTable:
 
 @dataclasses.dataclass
 class ItemTable:
-    """items.json."""
+    """items.json. users: of a model that has them."""
 
     ids: list[str]
     titles: list[str] | None
     features: dict[str, FeatureTable]
+    users: list[str] | None = None
 
 
 @dataclasses.dataclass

@@ -154,10 +154,10 @@ def test_a_cut_in_time_and_files_of_ones_own(folder: Path, capsys: pytest.Captur
     assert Source.recorded(json.loads((folder / "own" / "config.json").read_text())).split().test.user.tolist() == [2]
     capsys.readouterr()
     for options, message in (
-        (["--valid", "valid.csv"], "--valid, --test: expected both or none, got one"),
+        (["--valid", "valid.csv"], "--valid: expected --test FILE with it, got none"),
         (["--valid", "v", "--test", "t", "--split", "time"], "expected no --split, --at or --ties beside"),
         (["--split", "time"], "at: expected a number or an ISO date"),
-        (["--split-seed", "3"], "--split-seed: expected --ties random with it, got 3 and --ties input"),
+        (["--split-seed", "3"], "--split-seed: expected --ties random or --hold-out with it, got 3 alone"),
         (["--at", "3"], 'at: expected none with "last-one"'),
     ):
         assert call("train", "train.csv", *SMALL, *NAMES, *options, "-o", "none") == 2

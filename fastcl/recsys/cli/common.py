@@ -9,7 +9,7 @@ from typing import Any
 from fastcl.recsys.data.interactions import OF_ITEMS
 from fastcl.recsys.data.reading.formats import FORMATS, Options
 from fastcl.recsys.data.source import BUNDLED, FEATURES, FILES, READ, STDIN, Source
-from fastcl.recsys.data.splits import HOW, TIES
+from fastcl.recsys.data.splits import HOW, TARGETS, TIES
 from fastcl.recsys.options import at_least
 
 
@@ -59,8 +59,10 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     option("--at", metavar="TIME", help="where --split time cuts: a number in the unit of the times, or 2017-10-01")
     option("--ties", choices=TIES, default="input", help="rows at equal times in the file's order, or a random one")
     option("--split-seed", type=int, default=0, help="of random ties (default: %(default)s)")
-    option("--valid", metavar="FILE", help="with --test, files of your own split beside the train file")
-    option("--test", metavar="FILE", help="with --valid")
+    option("--test", metavar="FILE", help="of your own split: file is then what trains")
+    option("--valid", metavar="FILE", help="with --test: the file that validates")
+    option("--targets", choices=TARGETS, default="first", help="of a user's rows in --test and --valid: one, or all")
+    option("--hold-out", type=float, default=0.0, metavar="SHARE", help="of each user's train rows, validates (--test)")
 
 
 def source_of(args: argparse.Namespace) -> Source:
@@ -76,19 +78,23 @@ def _data_of(args: argparse.Namespace) -> dict[str, Any]:
                 raise ValueError(f"--{name.replace('_', '-')}: expected none with {args.file}, which is read as it is")
         return {"path": args.file}
     data = {"path": args.file, **{name: getattr(args, name) for name in (*READ, *FEATURES)}}
-    data |= {name: getattr(args, name) for name in ("valid", "test") if getattr(args, name, None)}
+    if getattr(args, "test", None):
+        own = {"test": args.test, "valid": args.valid, "targets": args.targets, "hold_out": args.hold_out}
+        data |= {name: value for name, value in own.items() if value not in (None, "first", 0.0)}
     # Links are not followed: those of /dev/stdin and /dev/fd lead to pipes, which have no other name.
     paths = {name: STDIN if data[name] == "-" else data[name] for name in FILES if data.get(name)}
     return data | {name: os.path.abspath(path) for name, path in paths.items()}
 
 
 def _split_of(args: argparse.Namespace) -> dict[str, Any]:
-    if bool(args.valid) != bool(args.test):
-        raise ValueError("--valid, --test: expected both or none, got one")
-    if args.valid and (args.split != "last-one" or args.at is not None or args.ties != "input"):
-        raise ValueError("--valid, --test: expected no --split, --at or --ties beside files that are split already")
-    if args.split_seed != 0 and args.ties != "random":
-        raise ValueError(f"--split-seed: expected --ties random with it, got {args.split_seed} and --ties {args.ties}")
+    presplit = {"--valid": args.valid, "--targets": args.targets != "first", "--hold-out": args.hold_out}
+    for name, given in presplit.items():
+        if given and not args.test:
+            raise ValueError(f"{name}: expected --test FILE with it, got none")
+    if args.test and (args.split != "last-one" or args.at is not None or args.ties != "input"):
+        raise ValueError("--test: expected no --split, --at or --ties beside files that are split already")
+    if args.split_seed != 0 and args.ties != "random" and not args.hold_out:
+        raise ValueError(f"--split-seed: expected --ties random or --hold-out with it, got {args.split_seed} alone")
     return {"how": args.split, "at": args.at, "ties": args.ties, "seed": args.split_seed}
 
 

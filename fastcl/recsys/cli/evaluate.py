@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     for name, scorer in scorers.items():
         found = rank_cases(scorer, split.test, k=k, seen=seen, protocol=protocol, vectors=vectors)
         results[name] = measure(found, metrics)
-        if args.protocol is None and args.metrics is None:
+        if args.protocol is None and args.metrics is None and split.test.offsets is None:
             sampled = evaluate(scorer, split.test, seen=seen, protocol="pop100")
             results[name]["pop100 hr@10"] = sampled["hr@10"]
         groups[name] = by_group(found, split.test, by)

@@ -145,7 +145,7 @@ def _changed(before: Interactions, source: Source, trained: str | None) -> bool:
 
     before: that data, read again. trained: the fingerprint of what was trained on.
     """
-    if trained is None or source.data.get("valid"):
+    if trained is None or source.data.get("test"):
         return False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LeakageWarning)

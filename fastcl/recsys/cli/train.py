@@ -13,6 +13,7 @@ from fastcl.recsys.cli.runs import repeats, tell
 from fastcl.recsys.evaluation.measures import WITHOUT_K
 from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.models import MODELS
+from fastcl.recsys.models.base import make
 from fastcl.recsys.options import parse_settings
 from fastcl.recsys.training import checkpoint, lock, processes
 from fastcl.recsys.training.fit import go_on
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
                 reserve(stack, folder, args.force)
         for folder, each in zip(folders, settings, strict=True):
             with processes.together(), enough_memory():
-                model = model_class(split.items, seed=each.seed, **options).to(device)
+                model = make(model_class, split, seed=each.seed, **options).to(device)
             begin(model, split, each, folder, args.force, record)
         for folder in folders:
             print_result(folder, go_on(folder, split), args.json)

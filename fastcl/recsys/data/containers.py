@@ -134,12 +134,14 @@ class Histories:
 
     offsets: int64 [B+1] from 0 to P. item: int64 [P], 1..I. time: int64 or float64 [P], or None. items: the table that
     the numbers are of, where it is known, as it is in a log and a split: no model then takes them for its own items.
+    users: object [B], the external id of each row's user, where it is known; for models with a vector for each user.
     """
 
     offsets: np.ndarray
     item: np.ndarray
     time: np.ndarray | None = None
     items: Items | None = field(default=None, repr=False)
+    users: np.ndarray | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         offsets, item = self.offsets, self.item
@@ -151,6 +153,8 @@ class Histories:
             raise ValueError(f"item: expected numbers from 1 (0 is padding), got {item.min()}")
         if self.time is not None and (self.time.shape != item.shape or self.time.dtype not in (np.int64, np.float64)):
             raise ValueError(f"time: expected int64 or float64 {item.shape}, got {self.time.dtype} {self.time.shape}")
+        if self.users is not None and self.users.shape != (len(self),):
+            raise ValueError(f"users: expected one a row ({len(self)}), got {list(self.users.shape)}")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -167,16 +171,18 @@ class Histories:
         [3, 1, 2]
         """
         rows = np.asarray(rows, np.int64)
-        return self.slice(self.offsets[:-1][rows], self.lengths[rows])
+        taken = self.slice(self.offsets[:-1][rows], self.lengths[rows])
+        return taken if self.users is None else replace(taken, users=self.users[rows])
 
     def last(self, n: int) -> Histories:
         """The newest n interactions of each row (all where there are fewer)."""
         if n < 1:
             raise ValueError(f"n: expected at least 1, got {n}")
         lengths = np.minimum(self.lengths, n)
-        return self.slice(self.offsets[1:] - lengths, lengths)
+        return replace(self.slice(self.offsets[1:] - lengths, lengths), users=self.users)
 
     def slice(self, starts: np.ndarray, lengths: np.ndarray) -> Histories:
+        """item[starts[b] : starts[b] + lengths[b]] as row b, whoever's it is: without `users`."""
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         return Histories(offsets, self.item[index], None if self.time is None else self.time[index], self.items)
@@ -199,33 +205,55 @@ class Histories:
 
 @dataclass(frozen=True, eq=False)
 class Cases:
-    """Prediction cases: `target[c]` follows row c of `history`.
+    """Prediction cases: `target[c]` follows row c of `history`, or where a case has several targets, each of
+    target[offsets[c]:offsets[c+1]] does.
 
-    user: int64 [C], index into the users. target: int64 [C], 1..I. counts: int64 [I+1], clicks of each item in train,
-    which a `Split` adds to its cases.
+    user: int64 [C], index into the users. target: int64 [T], 1..I; T = C without offsets. counts: int64 [I+1], clicks
+    of each item in train, which a `Split` adds to its cases. offsets: int64 [C+1] from 0 to T, at least one target a
+    case; None: one each.
     """
 
     user: np.ndarray
     history: Histories
     target: np.ndarray
     counts: np.ndarray | None = None
+    offsets: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        if not len(self.user) == len(self.history) == len(self.target):
-            sizes = f"{len(self.user)}, {len(self.history)}, {len(self.target)}"
+        targets = len(self.target) if self.offsets is None else len(self.offsets) - 1
+        if not len(self.user) == len(self.history) == targets:
+            sizes = f"{len(self.user)}, {len(self.history)}, {targets}"
             raise ValueError(f"user, history, target: expected equal lengths, got {sizes}")
+        if self.offsets is not None:
+            rising = self.offsets[0] == 0 and self.offsets[-1] == len(self.target) and (np.diff(self.offsets) > 0).all()
+            if not rising:
+                raise ValueError(f"offsets: expected to rise from 0 to {len(self.target)}, got {self.offsets}")
         if len(self.target) and self.target.min() < 1:
             raise ValueError(f"target: expected numbers from 1 (0 is padding), got {self.target.min()}")
 
     def __len__(self) -> int:
-        return len(self.target)
+        return len(self.history)
+
+    @property
+    def case(self) -> np.ndarray:
+        """int64 [T], whose target each one is."""
+        every = np.arange(len(self))
+        return every if self.offsets is None else np.repeat(every, np.diff(self.offsets))
+
+    def take(self, rows: np.ndarray) -> Cases:
+        """The named cases (integers, in that order)."""
+        rows = np.asarray(rows, np.int64)
+        if self.offsets is None:
+            return Cases(self.user[rows], self.history.take(rows), self.target[rows], self.counts)
+        targets = Histories(self.offsets, self.target).take(rows)
+        return Cases(self.user[rows], self.history.take(rows), targets.item, self.counts, targets.offsets)
 
     @property
     def repeated(self) -> np.ndarray:
-        """bool [C], whether the target is in the case's own history: a sure miss where seen items are masked."""
+        """bool [T], whether the target is in its case's own history: a sure miss where seen items are masked."""
         row = np.repeat(np.arange(len(self)), self.history.lengths)
-        again = self.history.item == self.target[row]
-        return np.bincount(row[again], minlength=len(self)) > 0
+        width = 1 + max(self.history.item.max(initial=0), self.target.max(initial=0))
+        return np.isin(self.case * width + self.target, row * width + self.history.item)
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,10 +274,11 @@ class Split:
     data_report: DataReport | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "train", replace(self.train, items=self.items))
+        users = np.array(self.users, object)
+        object.__setattr__(self, "train", replace(self.train, items=self.items, users=users))
         for name in ("valid", "test"):
             cases = getattr(self, name)
-            history = replace(cases.history, items=self.items)
+            history = replace(cases.history, items=self.items, users=users[cases.user])
             object.__setattr__(self, name, replace(cases, history=history, counts=self.counts))
 
 

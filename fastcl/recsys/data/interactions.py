@@ -15,6 +15,7 @@ from fastcl.recsys.data.reading.collector import Log
 from fastcl.recsys.data.reading.formats import Form, Options, refuse_unused
 from fastcl.recsys.data.reading.sources import Source, read_log
 from fastcl.recsys.data.reports import DataReport, describe
+from fastcl.recsys.options import at_least, between, one_of
 
 # What says how item features are read, with the defaults.
 OF_ITEMS: dict[str, Any] = {
@@ -36,7 +37,8 @@ class Interactions:
     report: DataReport | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "log", replace(self.log, items=self.items))
+        users = np.array(self.users, object)
+        object.__setattr__(self, "log", replace(self.log, items=self.items, users=users))
 
     @classmethod
     def read(
@@ -190,7 +192,16 @@ class Interactions:
 
     @classmethod
     def presplit(
-        cls, train: Source, valid: Source, test: Source, *, item_features: Source | None = None, **options: Any
+        cls,
+        train: Source,
+        valid: Source | None,
+        test: Source,
+        *,
+        targets: str = "first",
+        hold_out: float = 0.0,
+        seed: int = 0,
+        item_features: Source | None = None,
+        **options: Any,
     ) -> Split:
         """The split that files (or tables) of your own make; options as in `read` (and for item_features as in
         `with_features`).
@@ -199,14 +210,38 @@ class Interactions:
         the first row in `test`, with those of `train` and `valid` as history. Further rows, and users without a
         history, are no cases, but counted in `Split.report`. The item table holds the items of all three.
 
+        valid: None: no file validates.
+        targets: "all": every row that a user has in `valid` is a target of that user's case, and so in `test`; recall@k
+            and NDCG@k are then those of several relevant items (`evaluate`), as on the splits of LightGCN's paper.
+        hold_out: without `valid`: the share of every user's rows in `train`, drawn at random with `seed` and rounded
+            down, that validates in place of training; 0 for no validation, with which `fit` keeps the last epoch.
+
         >>> split = Interactions.presplit("train.csv", "valid.csv", "test.csv", user="uid")  # doctest: +SKIP
+        >>> train, test = {"user": list("aaab"), "item": list("wxyw")}, {"user": list("aab"), "item": list("zwx")}
+        >>> split = Interactions.presplit(train, None, test, targets="all", time=None)
+        >>> len(split.valid), split.test.target.tolist(), split.test.offsets.tolist()
+        (0, [4, 1, 2], [0, 2, 3])
         """
+        one_of(splits.TARGETS, "targets", targets)
+        between(0.0, 1.0, "hold_out", hold_out)
+        at_least(0, "seed", seed)
+        if valid is not None and hold_out:
+            raise ValueError(f"hold_out: expected 0 with a valid file, got {hold_out}")
         of_items = {name: options.pop(name, default) for name, default in OF_ITEMS.items()}
         checked = Options(**options)
         featured = _featured(checked, item_features, of_items)
-        data, part = _ordered(read_log([train, valid, test], checked), checked.repeats)
+        files = {splits.TRAIN: train, splits.VALID: valid, splits.TEST: test}
+        given = [kind for kind, source in files.items() if source is not None]
+        log = read_log([files[kind] for kind in given], checked)
+        data, part = _ordered(replace(log, part=np.array(given, np.int8)[log.part]), checked.repeats)
         data = featured(data)
-        made = splits.from_parts(data.items, data.users, data.log, part, how="files", at=None, ties="input", seed=0)
+        histories = data.log
+        if hold_out:
+            histories, part = splits.hold_out(histories, part, hold_out, seed)
+        made = splits.from_parts(
+            data.items, data.users, histories, part, how="files", at=None, ties="input", seed=seed, targets=targets,
+            validates=valid is not None or hold_out > 0,
+        )  # fmt: skip
         return replace(made, data_report=data.report)
 
 

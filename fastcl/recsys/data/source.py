@@ -23,6 +23,7 @@ FEATURES = ("item_features", *OF_ITEMS)
 STDIN = "/dev/stdin"
 CLICKS = ("path", "valid", "test")
 FILES = (*CLICKS, "item_features")
+PRESPLIT = ("targets", "hold_out")
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,10 @@ class Source:
         """The data, read and split. Raises what `read` and `Interactions.split` raise."""
         try:
             self._check_there()
-            if self.data.get("valid"):
-                return Interactions.presplit(*(self.data[name] for name in CLICKS), **self._reading)
+            if self.data.get("test"):
+                own = {name: self.data[name] for name in PRESPLIT if name in self.data}
+                files = (self.data.get(name) for name in CLICKS)
+                return Interactions.presplit(*files, **own, **self._reading, seed=self._how().get("seed", 0))
             return self.divide(self.read())
         except FileNotFoundError as error:
             if error.filename is None or self.folder is None:
@@ -111,10 +114,13 @@ class Source:
 
     def divide(self, log: Interactions) -> Split:
         """A log, split as `how` says; ValueError where that does not have the types that splitting expects."""
+        return log.split(**self._how())
+
+    def _how(self) -> dict[str, Any]:
         where = "config.json: split"
         schema.fits(self.how, dict[str, Any], where)
         schema.keys_fit(self.how, Interactions.split, where, skip=("self",))
-        return log.split(**self.how)
+        return dict(self.how)
 
     @property
     def _reading(self) -> dict[str, Any]:
@@ -149,4 +155,6 @@ def _checked(data: Any) -> dict[str, Any]:
     schema.keys_fit(given, Interactions.read, where, skip=("cls", "source"))
     for name in FILES:
         schema.fits(data.get(name), str | None, f"{where}: {name}")
+    own = {name: data[name] for name in PRESPLIT if name in data}
+    schema.keys_fit(own, Interactions.presplit, where, skip=("cls", "train", "valid", "test"))
     return {**data, "path": STDIN if data["path"] == "-" else data["path"]}

@@ -18,6 +18,7 @@ from fastcl.recsys.options import at_least, one_of
 
 TRAIN, VALID, TEST = 0, 1, 2
 TIES = ("input", "random")
+TARGETS = ("first", "all")
 
 
 class LeakageWarning(UserWarning):
@@ -94,24 +95,44 @@ def shuffle_ties(log: Histories, seed: int) -> Histories:
         raise ValueError('ties: expected a log with times for "random", got one without')
     row = np.repeat(np.arange(len(log)), log.lengths)
     order = np.lexsort((np.random.default_rng(seed).random(len(row)), log.time, row))
-    return Histories(log.offsets, log.item[order], log.time[order], log.items)
+    return Histories(log.offsets, log.item[order], log.time[order], log.items, log.users)
+
+
+def hold_out(log: Histories, part: np.ndarray, share: float, seed: int) -> tuple[Histories, np.ndarray]:
+    """The same log with a random `share` of every user's train rows, rounded down, as validation rows behind them."""
+    user = np.repeat(np.arange(len(log)), log.lengths)
+    train = np.flatnonzero(part == TRAIN)
+    order = train[np.lexsort((np.random.default_rng(seed).random(len(train)), user[train]))]
+    each = np.bincount(user[train], minlength=len(log))
+    nth = np.arange(len(order)) - np.repeat(each.cumsum() - each, each)
+    part = part.copy()
+    # The small term: 0.29 * 100 must give 29, and in floating point falls just short of it.
+    part[order[nth < np.floor(share * each + 1e-9)[user[order]]]] = VALID
+    order = np.lexsort((part, user))
+    time = None if log.time is None else log.time[order]
+    return Histories(log.offsets, log.item[order], time, log.items, log.users), part[order]
 
 
 def from_parts(
     items: Items, users: tuple[str, ...], log: Histories, part: np.ndarray, *, how: str, at: float | None, ties: str,
-    seed: int,
+    seed: int, targets: str = "first", validates: bool = True,
 ) -> Split:  # fmt: skip
     """The split in which row r of `log` has part[r]; within a user the parts never fall.
 
     A user's first validation row is a case with the user's train rows as history, the first test row one with train and
-    validation rows; users without such rows, or without a history, have no case.
+    validation rows; users without such rows, or without a history, have no case. With targets="all" every validation
+    row of a user is a target of the one case, and so are the test rows. validates: whether there must be such cases.
     """
     count = [_per_user(part == kind, log) for kind in (TRAIN, VALID, TEST)]
     starts = log.offsets[:-1]
 
     def cases(kind: int, history: np.ndarray) -> Cases:
         held = np.flatnonzero((count[kind] > 0) & (history > 0))
-        return Cases(held, log.slice(starts[held], history[held]), log.item[(starts + history)[held]])
+        known, first = log.slice(starts[held], history[held]), (starts + history)[held]
+        if targets == "first":
+            return Cases(held, known, log.item[first])
+        found = log.slice(first, count[kind][held])
+        return Cases(held, known, found.item, offsets=found.offsets)
 
     train = log.slice(starts, count[TRAIN])
     valid, test = cases(VALID, count[TRAIN]), cases(TEST, count[TRAIN] + count[VALID])
@@ -131,12 +152,12 @@ def from_parts(
         valid_cases=len(valid),
         test_cases=len(test),
         not_evaluated=len(users) - len(test),
-        held_out_unused=int((part != TRAIN).sum()) - len(valid) - len(test),
+        held_out_unused=int((part != TRAIN).sum()) - len(valid.target) - len(test.target),
         unseen_targets=int((counts[test.target] == 0).sum()),
         repeated_targets=int(test.repeated.sum()),
         later_in_train=late,
     )
-    if how != "none" and not (len(test) and len(valid)):
+    if how != "none" and not (len(test) and (len(valid) or not validates)):
         missing = "test" if not len(test) else "validation"
         raise ValueError(f"split: expected users with a history and a {missing} row, got none ({report.how})")
     return Split(items, users, train, valid, test, counts, report)

@@ -11,13 +11,13 @@ import numpy as np
 from fastcl.recsys.data import Cases, Feature
 from fastcl.recsys.evaluation.measures import OF_RANKS, Ranking
 
-# name -> what is counted for each case, and where groups begin: a group holds its lower edge and ends before the next.
+# name -> what is counted for each target, and where groups begin: one holds its lower edge and ends before the next.
 # Frequency and the bins: ContrastVAE's analysis (Wang et al. 2022, Table 2 and Fig. 2), which calls frequency of an
 # item the number of users whose last one it is.
 GROUPS: dict[str, tuple[Callable[[Ranking, Cases], np.ndarray], tuple[int, ...]]] = {
     "popularity": (lambda found, cases: found.counts[found.target], (0, 10, 20, 30, 40)),
     "frequency": (lambda found, cases: np.bincount(found.target)[found.target], (0, 10, 20, 30, 40)),
-    "length": (lambda found, cases: cases.history.lengths, (0, 5, 10, 20, 30, 40)),
+    "length": (lambda found, cases: cases.history.lengths[cases.case], (0, 5, 10, 20, 30, 40)),
 }
 METRICS = ("recall", "ndcg")
 VALUES = 12  # values of a feature that are groups, at most
@@ -33,7 +33,8 @@ def by_group(found: Ranking, cases: Cases, by: Sequence[str] = tuple(GROUPS)) ->
 
     Returns: for each of `by`, one dict a group, in rising order (of a feature's values, the most cases first): "group"
         (its name), "cases", and the metrics, which are means over the group. Weighted by "cases" those of popularity,
-        frequency and length give the whole's.
+        frequency and length give the whole's. Where cases have several targets, each of them
+        counts as a case with this one alone.
 
     >>> from fastcl.recsys import Popularity, bundled
     >>> from fastcl.recsys.evaluation.ranking import rank_cases

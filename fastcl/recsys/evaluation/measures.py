@@ -1,7 +1,8 @@
-"""Formulas of the ranking metrics: what `metrics.rank_cases` found, to numbers. Three tables by what a formula reads:
-the ranks of the targets, the recommended lists, or both without a cut-off. Nothing here scores or ranks.
+"""Formulas of the ranking metrics: what `ranking.rank_cases` found, to numbers. Four tables by what a formula reads:
+the rank of a case's one target, the ranks of several, the recommended lists, or ranks without a cut-off. Nothing here
+scores or ranks.
 
-One target a case, so that recall@k is also the hit rate, and MAP@k is MRR@k.
+With one target a case recall@k is also the hit rate, and MAP@k is MRR@k.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ class Ranking:
     """What ranking the cases found.
 
     k:          the cut-offs of `shown` and `distance`.
-    rank:       float64 [C], of each target, from 1; ties give halves, inf is a target that is never recommended.
-    candidates: int64 [C], the items that the target was ranked among, itself included.
-    target:     int64 [C]. counts: int64 [I+1], clicks of each item in train.
+    rank:       float64 [T], of each target, from 1; ties give halves, inf is a target that is never recommended.
+                Where cases have several targets, inf is also one beyond the largest of the cut-offs.
+    candidates: int64 [C], the items that the targets were ranked among, themselves included.
+    target:     int64 [T]. counts: int64 [I+1], clicks of each item in train.
     shown:      int64 [len(k), I+1], how many top-k lists hold each item; None where only some items were ranked.
     distance:   float64 [len(k)], mean intra-list distance; None where no item vectors were given.
-    repeated:   bool [C], whether the target is in the case's own history; None where it is not known.
+    repeated:   bool [T], whether the target is in the case's own history; None where it is not known.
+    offsets:    int64 [C+1], where each case's targets begin; None: one each, T = C.
     """
 
     k: tuple[int, ...]
@@ -35,6 +38,15 @@ class Ranking:
     shown: np.ndarray | None = None
     distance: np.ndarray | None = None
     repeated: np.ndarray | None = None
+    offsets: np.ndarray | None = None
+
+    def gains(self, name: str, k: int) -> np.ndarray:
+        """float64 [C], the metric of OF_RANKS at k, of each case."""
+        if self.offsets is None:
+            return OF_RANKS[name](self.rank, k)
+        if k > max(self.k):
+            raise ValueError(f"metrics: expected cut-offs up to that of the ranking, {max(self.k)}, got '{name}@{k}'")
+        return OF_SEVERAL[name](self.rank, self.offsets, k)
 
 
 def recall(rank: np.ndarray, k: int) -> np.ndarray:
@@ -62,6 +74,49 @@ def mrr(rank: np.ndarray, k: int) -> np.ndarray:
     [0.5, 0.0]
     """
     return np.where(rank <= k, 1.0 / rank, 0.0)
+
+
+def recall_of_several(rank: np.ndarray, offsets: np.ndarray, k: int) -> np.ndarray:
+    """Share of a case's targets with rank <= k.
+
+    >>> recall_of_several(np.array([1.0, 11.0, 12.0]), np.array([0, 2, 3]), 10).tolist()
+    [0.5, 0.0]
+    """
+    return np.add.reduceat(recall(rank, k), offsets[:-1]) / np.diff(offsets)
+
+
+def hit_of_several(rank: np.ndarray, offsets: np.ndarray, k: int) -> np.ndarray:
+    """1 where any target of the case has rank <= k, else 0."""
+    return np.maximum.reduceat(recall(rank, k), offsets[:-1])
+
+
+def ndcg_of_several(rank: np.ndarray, offsets: np.ndarray, k: int) -> np.ndarray:
+    """DCG@k, the sum of 1 / log2(rank + 1) over a case's targets with rank <= k, over that of the best list of k, in
+    which min(k, targets) are at the top.
+
+    >>> ndcg_of_several(np.array([2.0, 1.0, 11.0]), np.array([0, 2, 3]), 10).tolist()
+    [1.0, 0.0]
+    """
+    best = np.cumsum(ndcg(np.arange(1.0, k + 1), k))
+    return np.add.reduceat(ndcg(rank, k), offsets[:-1]) / best[np.minimum(np.diff(offsets), k) - 1]
+
+
+def mrr_of_several(rank: np.ndarray, offsets: np.ndarray, k: int) -> np.ndarray:
+    """1 / rank of the case's best target where that is <= k, else 0."""
+    return np.maximum.reduceat(mrr(rank, k), offsets[:-1])
+
+
+def map_of_several(rank: np.ndarray, offsets: np.ndarray, k: int) -> np.ndarray:
+    """Average precision at k: the sum, over a case's targets with rank <= k, of the share of targets among the items up
+    to there, over the number of its targets.
+
+    >>> map_of_several(np.array([4.0, 1.0]), np.array([0, 2]), 10).tolist()
+    [0.75]
+    """
+    case = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    order = np.lexsort((rank, case))  # the targets of a case stay together
+    above = np.arange(1, len(rank) + 1) - offsets[case]
+    return np.add.reduceat(above * mrr(rank[order], k), offsets[:-1]) / np.diff(offsets)
 
 
 def diversity(shown: np.ndarray, counts: np.ndarray) -> float:
@@ -105,8 +160,10 @@ def novelty(shown: np.ndarray, counts: np.ndarray) -> float:
 
 def auc(found: Ranking) -> np.ndarray:
     """float64 [C], the share of the other candidates that each target is ranked above, ties for half; 0 where it is
-    never recommended.
+    never recommended. Of one target a case: ValueError for several.
     """
+    if found.offsets is not None:
+        raise ValueError("metrics: expected none without a cut-off where cases have several targets, got 'auc'")
     share = 1.0 - (found.rank - 1.0) / np.maximum(found.candidates - 1, 1)
     return np.where(np.isinf(found.rank), 0.0, share)
 
@@ -117,6 +174,13 @@ OF_RANKS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "ndcg": ndcg,
     "mrr": mrr,
     "map": mrr,
+}
+OF_SEVERAL: dict[str, Callable[[np.ndarray, np.ndarray, int], np.ndarray]] = {
+    "recall": recall_of_several,
+    "hr": hit_of_several,
+    "ndcg": ndcg_of_several,
+    "mrr": mrr_of_several,
+    "map": map_of_several,
 }
 OF_LISTS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "diversity": diversity,
@@ -138,8 +202,8 @@ DEFAULT = {
 
 def measure(found: Ranking, metrics: Metrics) -> dict[str, float]:
     """The named metrics, "recall@10" or "recall", which is that at each cut-off ("auc" has none), and COUNTS: "cases",
-    "unseen_targets", the cases whose target has no train click, and "repeated_targets", those whose target is in their
-    own history, where known.
+    "unseen_targets", the targets without a train click, and "repeated_targets", those in their case's own history,
+    where known.
 
     >>> found = Ranking((1,), np.array([1.0, 2.0]), np.array([5, 5]), np.array([1, 2]), np.array([0, 3, 0]))
     >>> measure(found, ("recall", "auc"))
@@ -150,7 +214,7 @@ def measure(found: Ranking, metrics: Metrics) -> dict[str, float]:
         name, cutoff = parted(metric)
         result[metric] = float(WITHOUT_K[name](found).mean()) if cutoff is None else _at_k(found, name, cutoff)
     unseen = int((found.counts[found.target] == 0).sum())
-    result |= {"cases": len(found.rank), "unseen_targets": unseen}
+    result |= {"cases": len(found.candidates), "unseen_targets": unseen}
     return result if found.repeated is None else result | {"repeated_targets": int(found.repeated.sum())}
 
 
@@ -162,13 +226,13 @@ def users_gains(found: Ranking, metrics: Metrics) -> dict[str, np.ndarray]:
         if cutoff is None:
             gains[metric] = WITHOUT_K[name](found)
         elif name in OF_RANKS:
-            gains[metric] = OF_RANKS[name](found.rank, cutoff)
+            gains[metric] = found.gains(name, cutoff)
     return gains
 
 
 def _at_k(found: Ranking, name: str, cutoff: int) -> float:
     if name in OF_RANKS:
-        return float(OF_RANKS[name](found.rank, cutoff).mean())
+        return float(found.gains(name, cutoff).mean())
     if cutoff not in found.k:
         raise ValueError(f"metrics: expected cut-offs of the ranking, {found.k}, got '{name}@{cutoff}'")
     nth = found.k.index(cutoff)

@@ -1,5 +1,5 @@
-"""Ranking of one target a case, exactly: all items in chunks, or 100 drawn negatives. The mask of seen items lives here
-and nowhere else; nothing here trains or loops over users in Python."""
+"""Ranking of the targets of cases, exactly: all items in chunks, or 100 drawn negatives. The mask of seen items lives
+here and nowhere else; nothing here trains or loops over users in Python."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def evaluate(
     seed:     of the negatives; every call with the same seed draws the same ones.
     chunk:    cases scored at once, at most. memory: bytes, about, that their scores may take; at least one is scored.
 
-    With one target, recall@k = HR@k = 1 where rank <= k and NDCG@k = 1 / log2(rank + 1) there, else 0. Ties count half:
+    With one target, recall@k = HR@k = 1 where rank <= k and NDCG@k = 1 / log2(rank + 1) there, else 0. With several
+    (`Interactions.presplit(targets="all")`), recall@k is the share of them with rank <= k, and NDCG@k the sum of
+    1 / log2(rank + 1) over these, divided by that sum for the best list of k, as in LightGCN's evaluation; a case
+    counts as one, however many targets it has, the protocol is "full", and there is no auc. Ties count half:
     rank = 1 + #higher + 0.5 * #equal others, so a constant scorer gets no credit for the order of the ids. A target at
     -inf is never recommended and is a miss at every k, under ties too.
 
@@ -137,6 +140,8 @@ def rank_cases(
         raise ValueError(f"memory: expected at least 1 byte, got {memory}")
     counts = train_counts(cases, counts)
     inputs = cases.history if inputs is None else inputs
+    if cases.offsets is not None and protocol != "full":
+        raise ValueError(f"protocol: expected 'full' where cases have several targets, got {protocol!r}")
     if not len(cases):
         raise ValueError('cases: expected at least one, got none (the split "none" holds nothing out)')
     for histories in (cases.history, inputs):
@@ -151,7 +156,7 @@ def rank_cases(
     weights = None if drawn_by is None else drawn_by(counts)
     bytes_a_case = len(counts) * (_SCORE_BYTES + (0 if weights is None else _DRAW_BYTES))
     rng = np.random.default_rng(seed)
-    rank = torch.empty(len(cases), device="cpu", dtype=torch.float64)
+    rank = torch.empty(len(cases.target), device="cpu", dtype=torch.float64)
     candidates = torch.empty(len(cases), device="cpu", dtype=torch.int64)
     shown = torch.zeros(len(k), len(counts), device="cpu", dtype=torch.int64)
     with torch.inference_mode(), frozen(scorer):
@@ -162,18 +167,26 @@ def rank_cases(
                 expected = f"[{len(rows)}, {len(counts)}] (counts has {len(counts)})"
                 raise ValueError(f"scores: expected {expected}, got {list(scores.shape)}")
             scores = mask_seen(scores, history, seen)
-            target = torch.from_numpy(cases.target[rows]).to(scores.device)
-            of_target = scores.gather(1, target[:, None])
             if weights is not None:
+                target = torch.from_numpy(cases.target[rows]).to(scores.device)
                 # Places left empty are padding: -inf.
                 drawn = torch.from_numpy(draw_negatives(history, cases.target[rows], weights, rng, seen))
                 others = scores.gather(1, drawn.to(scores.device))
-                rank[rows] = _rank(of_target, others, others=0).cpu()
+                rank[rows] = _rank(scores.gather(1, target[:, None]), others, others=0).cpu()
                 candidates[rows] = 1 + (others > -torch.inf).sum(1).cpu()
                 continue
-            rank[rows] = _rank(of_target, scores, others=-1).cpu()
+            best, best_scores = _best(scores, max(k))
+            if cases.offsets is None:
+                target = torch.from_numpy(cases.target[rows]).to(scores.device)
+                rank[rows] = _rank(scores.gather(1, target[:, None]), scores, others=-1).cpu()
+            else:
+                several = cases.offsets[rows[0] : rows[-1] + 2]
+                span = slice(several[0], several[-1])
+                row = torch.from_numpy(np.repeat(rows - rows[0], np.diff(several))).to(scores.device)
+                target = torch.from_numpy(cases.target[span]).to(scores.device)
+                rank[span] = _rank_above(scores, row, target, best_scores).cpu()
             candidates[rows] = (scores > -torch.inf).sum(1).cpu()
-            items = _best(scores, max(k))[0].cpu()
+            items = best.cpu()
             for nth, length in enumerate(k):
                 shown[nth] += torch.bincount(items[:, :length].flatten(), minlength=len(counts))
                 if distances is not None:
@@ -188,6 +201,7 @@ def rank_cases(
         shown.numpy() if weights is None else None,
         None if distances is None else np.array([distance.value for distance in distances]),
         cases.repeated,
+        cases.offsets,
     )
 
 
@@ -271,6 +285,16 @@ def _rank(target: torch.Tensor, candidates: torch.Tensor, others: int) -> torch.
     equal = (candidates == target).sum(1, dtype=torch.int32) + others
     rank = 1.0 + higher.double() + 0.5 * equal.double()
     return torch.where(target[:, 0] == -torch.inf, torch.inf, rank)
+
+
+def _rank_above(scores: torch.Tensor, row: torch.Tensor, target: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+    """Rank of each target [T] of a row [T] of scores; inf where that is beyond the row's `best` scores [B, K]."""
+    of_target = scores[row, target][:, None]
+    rank = _rank(of_target, best[row], others=-1)
+    # Of what equals a row's last best score, some may have found no place.
+    for edge in torch.nonzero(of_target[:, 0] == best[row, -1])[:, 0].split(len(scores)):
+        rank[edge] = _rank(of_target[edge], scores[row[edge]], others=-1)
+    return rank.masked_fill(of_target[:, 0] < best[row, -1], torch.inf)
 
 
 def _best(masked: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -27,7 +27,7 @@ def delete(histories: Histories, ratio: float, n_items: int, rng: np.random.Gene
     row = np.repeat(np.arange(len(histories)), lengths)
     offsets = np.cumsum(np.append(0, np.bincount(row[~gone], minlength=len(histories))), dtype=np.int64)
     time = None if histories.time is None else histories.time[~gone]
-    return Histories(offsets, histories.item[~gone], time, histories.items)
+    return Histories(offsets, histories.item[~gone], time, histories.items, histories.users)
 
 
 def replace(histories: Histories, ratio: float, n_items: int, rng: np.random.Generator) -> Histories:
@@ -36,7 +36,7 @@ def replace(histories: Histories, ratio: float, n_items: int, rng: np.random.Gen
     other = rng.integers(1, max(n_items, 2), len(histories.item))
     other += other >= histories.item
     item = np.where(chosen & (n_items > 1), other, histories.item)
-    return Histories(histories.offsets, item, histories.time, histories.items)
+    return Histories(histories.offsets, item, histories.time, histories.items, histories.users)
 
 
 CORRUPTIONS: dict[str, Callable[[Histories, float, int, np.random.Generator], Histories]] = {

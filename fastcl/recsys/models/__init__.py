@@ -9,12 +9,13 @@ from fastcl.recsys.models.clrec.config import CLRecConfig
 from fastcl.recsys.models.clrec.model import CLRec
 from fastcl.recsys.models.contrastvae.config import ContrastVAEConfig
 from fastcl.recsys.models.contrastvae.model import ContrastVAE
+from fastcl.recsys.models.mf import MF, MFConfig
 from fastcl.recsys.models.multi_clrec.config import MultiCLRecConfig
 from fastcl.recsys.models.multi_clrec.model import MultiCLRec
 from fastcl.recsys.models.sasrec import SASRec, SASRecConfig
 
 # Any: a model is made as MODEL(items, seed=..., **options), and `options` are the fields of its own Config.
-MODELS: dict[str, Any] = {model.name: model for model in (SASRec, CLRec, MultiCLRec, BERT4Rec, ContrastVAE)}
+MODELS: dict[str, Any] = {model.name: model for model in (SASRec, CLRec, MultiCLRec, BERT4Rec, ContrastVAE, MF)}
 
 M = TypeVar("M", bound=type[Model])
 
@@ -47,6 +48,7 @@ def register(model: M) -> M:
 
 
 __all__ = [
+    "MF",
     "MODELS",
     "BERT4Rec",
     "BERT4RecConfig",
@@ -54,6 +56,7 @@ __all__ = [
     "CLRecConfig",
     "ContrastVAE",
     "ContrastVAEConfig",
+    "MFConfig",
     "Model",
     "MultiCLRec",
     "MultiCLRecConfig",

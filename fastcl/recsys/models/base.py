@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fastcl.recsys.data import PAD, Histories, Items
+from fastcl.recsys.data import PAD, Histories, Items, Split
 from fastcl.recsys.data.scoring import check_items, frozen, item_table
 from fastcl.recsys.settings import with_settings
 
@@ -108,3 +108,38 @@ class Model(nn.Module, ABC):
 
     def tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
+
+
+class UserModel(Model):
+    """A model that has learnt something of each user in training, by the user's id, which is `users[row]`.
+
+    It is constructed as `UserModel(items, *, users, seed=0, **options)`; `make` does so for a split.
+    """
+
+    def __init__(self, items: Items, users: tuple[str, ...], config: Any) -> None:
+        super().__init__(items, config)
+        if len(set(users)) != len(users):
+            raise ValueError("users: expected distinct ids, got a repeated one")
+        self.users = tuple(users)
+        self._number = {user: number for number, user in enumerate(self.users)}
+
+    def numbers(self, histories: Histories) -> np.ndarray:
+        """int64 [B], the row of each history's user; -1 of one who was not in training, or is not known."""
+        if histories.users is None:
+            return np.full(len(histories), -1)
+        return np.array([self._number.get(user, -1) for user in histories.users], np.int64)
+
+    def check_users(self, train: Histories) -> None:
+        """ValueError where row u of `train` is not that of user u."""
+        users = () if train.users is None else tuple(train.users)
+        if users != self.users:
+            raise ValueError(f"split: expected the {len(self.users):,} users of the model, in their order, got others")
+
+
+def make(model: type[Model], split: Split, **options: Any) -> Any:
+    """A model of the class for the items of a split, and where it has users for the split's.
+
+    Any: the class decides which type it is.
+    """
+    users = {"users": split.users} if issubclass(model, UserModel) else {}
+    return model(split.items, **users, **options)

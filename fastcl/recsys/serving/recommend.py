@@ -223,7 +223,7 @@ def known_histories(items: Items, data: Interactions) -> tuple[Histories, Counte
     clicks = np.bincount(data.log.item, minlength=len(number))
     unknown = np.flatnonzero((number[1:] == PAD) & (clicks[1:] > 0))
     skipped = Counter({data.items.ids[item]: int(clicks[item + 1]) for item in unknown})
-    return _known(items, data.log.offsets, number[data.log.item], data.log.time), skipped
+    return _known(items, data.log.offsets, number[data.log.item], data.log.time, data.log.users), skipped
 
 
 def rank(
@@ -282,11 +282,13 @@ def _rows(items: Items, found: torch.Tensor, scores: torch.Tensor) -> list[Row]:
     ]
 
 
-def _known(items: Items, offsets: np.ndarray, number: np.ndarray, time: np.ndarray | None) -> Histories:
+def _known(
+    items: Items, offsets: np.ndarray, number: np.ndarray, time: np.ndarray | None, users: np.ndarray | None = None
+) -> Histories:
     """Histories without the items of number 0."""
     keep = number != PAD
     before = np.append(0, np.cumsum(keep))
-    return Histories(before[offsets].astype(np.int64), number[keep], None if time is None else time[keep], items)
+    return Histories(before[offsets].astype(np.int64), number[keep], None if time is None else time[keep], items, users)
 
 
 def _times(times: Sequence[Sequence[float]], offsets: np.ndarray) -> np.ndarray:

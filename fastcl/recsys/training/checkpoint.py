@@ -1,7 +1,7 @@
 """Run folders: weights and queue as safetensors, the rest as JSON; loading needs neither the data nor pickle.
 
     config.json        model, its resolved config, versions, and what the caller records about the run
-    items.json         the item table: external ids, titles, features
+    items.json         the item table: external ids, titles, features; and the users of a model that has them
     model.safetensors  every tensor of the best epoch's state dict, with a checksum
     last.safetensors   where training stands, for `resume` (written by state.py)
     metrics.jsonl      one line an epoch (written by fit.py)
@@ -26,6 +26,7 @@ import fastcl
 from fastcl.recsys import schema, writing
 from fastcl.recsys.data import Items
 from fastcl.recsys.models import MODELS, Model
+from fastcl.recsys.models.base import UserModel
 from fastcl.recsys.training import lock, tensorfile
 from fastcl.recsys.training.modelstate import distinct, with_aliases
 from fastcl.recsys.training.tensorfile import require_safetensors as require_safetensors
@@ -74,7 +75,8 @@ def describe(model: Model, record: Mapping[str, Any]) -> Description:
         raise ValueError(f"record: expected other names than {', '.join(taken)}, which config.json has already")
     try:
         config = json.dumps({**own, **record, "versions": versions()}, indent=2) + "\n"
-        items = json.dumps(model.items.to_json(), ensure_ascii=False) + "\n"
+        users = {"users": list(model.users)} if isinstance(model, UserModel) else {}
+        items = json.dumps({**model.items.to_json(), **users}, ensure_ascii=False) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"record: expected what JSON can hold, got something else ({error})") from error
     read_back = json.loads(config)
@@ -155,6 +157,8 @@ def build(folder: Path) -> Model:
     except ValueError as error:
         raise ValueError(f"{path}: damaged ({error})") from error
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in config["config"].items()}
+    if issubclass(MODELS[config["model"]], UserModel):
+        options["users"] = tuple(table.get("users") or ())
     try:
         return MODELS[config["model"]](items, **options)
     except Exception as error:  # a model of the user's own may raise anything, and so may torch for a size
@@ -314,7 +318,7 @@ def _is_ours(path: Path) -> bool:
         if path.name == "config.json":
             return _version(schema.parse(path.read_bytes(), "")) is not None
         if path.name == "items.json":
-            return set(schema.parse(path.read_bytes(), "")) == {"ids", "titles", "features"}
+            return set(schema.parse(path.read_bytes(), "")) - {"users"} == {"ids", "titles", "features"}
         if path.name == "metrics.jsonl":
             return bool(read_metrics(path.parent))
         known = ("fastcl-run-1", str(VERSION))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fastcl.recsys import schema, writing
-from fastcl.recsys.data import Cases, Split
+from fastcl.recsys.data import Split
 from fastcl.recsys.data.source import Source
 from fastcl.recsys.evaluation.ranking import NotNumbers, evaluate
 from fastcl.recsys.models import Model
@@ -294,7 +294,7 @@ def _validate(run: Run) -> dict[str, float]:
     if not len(valid):
         return {}
     rows = np.arange(processes.rank(), len(valid), processes.count())
-    part = Cases(valid.user[rows], valid.history.take(rows), valid.target[rows])
+    part = valid.take(rows)
     names = run.settings.metrics
     sums = torch.zeros(len(names) + 1, device="cpu", dtype=torch.float64)
     if len(rows) or processes.count() == 1:

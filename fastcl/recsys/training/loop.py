@@ -20,7 +20,9 @@ from torch import Tensor
 from fastcl.recsys.data import Split
 from fastcl.recsys.data.scoring import check_items, check_not_frozen
 from fastcl.recsys.models import Model
+from fastcl.recsys.models.base import UserModel
 from fastcl.recsys.training import processes
+from fastcl.recsys.training.rowadam import RowAdam
 from fastcl.recsys.training.state import Progress, Settings
 
 T = TypeVar("T")
@@ -36,7 +38,7 @@ class Run:
     split: Split
     settings: Settings
     folder: Path | None
-    optimizer: torch.optim.Adam
+    optimizer: RowAdam
     progress: Progress
     rate: Callable[[float], float]
     facts: dict[str, str] = field(default_factory=dict)
@@ -64,7 +66,7 @@ def new_run(
     beta2 = 0.98 as in the code of both papers: rarely clicked items move too far under 0.999.
     """
     check(model, split, settings)
-    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, betas=betas, fused=True)
+    optimizer = RowAdam(model.parameters(), lr=settings.lr, betas=betas)
     return Run(model, split, settings, folder, optimizer, Progress(), rate)
 
 
@@ -76,6 +78,8 @@ def check(model: Model, split: Split, settings: Settings) -> None:
     if settings.patience is not None and not len(split.valid):
         raise ValueError(f"patience: expected none for a split without validation cases, got {settings.patience}")
     check_items(model, split.train, "split")
+    if isinstance(model, UserModel):
+        model.check_users(split.train)
     if not model.steps(split.train):
         longest = int(split.train.lengths.max(initial=0))
         raise ValueError(f"split: nothing to train on: expected a train history of at least 2 clicks, got {longest}")
@@ -84,8 +88,8 @@ def check(model: Model, split: Split, settings: Settings) -> None:
 def epoch(run: Run, save: Callable[[], None] = lambda: None, label: str = "") -> dict[str, float]:
     """The rest of the epoch that `run.progress` stands in; returns the mean over its steps of each part of the loss.
 
-    save: called between two steps once `save_every` seconds have passed since the last time. label: of the bar on a
-    terminal, "" for none.
+    save: called between two steps once `save_every` seconds have passed since the last time, where no row of a table is
+    late. label: of the bar on a terminal, "" for none.
     """
     model, settings, progress = run.model, run.settings, run.progress
     number = len(progress.history) + 1
@@ -100,18 +104,19 @@ def epoch(run: Run, save: Callable[[], None] = lambda: None, label: str = "") ->
     begun, before = time.perf_counter(), progress.seconds
     saved = begun
     steps = run.steps
-    for group in _bar(groups, steps, progress.step, label):
-        done = (number - 1) * steps + progress.step
-        for options in run.optimizer.param_groups:
-            options["lr"] = settings.lr * run.rate(done / (settings.epochs * steps))
-        total += step(run, group)
-        progress.step += 1
-        late = time.perf_counter() - saved >= settings.save_every
-        if run.folder is not None and progress.step < steps and processes.decided(late):
-            progress.total = _finite(total.tolist(), number, settings.lr)
-            progress.seconds = before + time.perf_counter() - begun
-            save()
-            saved = time.perf_counter()
+    with run.optimizer.reading(model):
+        for group in _bar(groups, steps, progress.step, label):
+            done = (number - 1) * steps + progress.step
+            for options in run.optimizer.param_groups:
+                options["lr"] = settings.lr * run.rate(done / (settings.epochs * steps))
+            total += step(run, group)
+            progress.step += 1
+            late = time.perf_counter() - saved >= settings.save_every and run.optimizer.settled
+            if run.folder is not None and progress.step < steps and processes.decided(late):
+                progress.total = _finite(total.tolist(), number, settings.lr)
+                progress.seconds = before + time.perf_counter() - begun
+                save()
+                saved = time.perf_counter()
     progress.total = _finite(total.tolist(), number, settings.lr)
     progress.seconds = before + time.perf_counter() - begun
     return {name: part / max(steps, 1) for name, part in zip(names, progress.total, strict=True)}

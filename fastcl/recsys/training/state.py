@@ -253,12 +253,15 @@ def _restore_random(path: Path, own: Mapping[str, Tensor], device: torch.device)
 def fingerprint(split: Split) -> str:
     """Of the clicks that training sees and the cases that validation asks: the same data gives the same one."""
     train, valid = split.train, split.valid
-    return _digest(train.offsets, train.item, train.time, valid.history.offsets, valid.history.item, valid.target)
+    several = [] if valid.offsets is None else [valid.offsets]
+    held = (valid.history.offsets, valid.history.item, valid.target, *several)
+    return _digest(train.offsets, train.item, train.time, *held)
 
 
 def cases_fingerprint(split: Split) -> str:
     """Of the cases that a test asks, which the training does not see."""
-    return _digest(split.test.history.offsets, split.test.history.item, split.test.target)
+    several = [] if split.test.offsets is None else [split.test.offsets]
+    return _digest(split.test.history.offsets, split.test.history.item, split.test.target, *several)
 
 
 def _digest(*arrays: np.ndarray | None) -> str:

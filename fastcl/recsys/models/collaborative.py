@@ -1,0 +1,200 @@
+"""What collaborative filtering with user ids has in common, whatever makes the vectors: settings, batches of pairs with
+their negatives, the loss, and users who were not in training.
+
+The losses are pair_losses.py's; mf.py and lightgcn.py say where vectors come from.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastcl.recsys.data import PAD, Histories, Items
+from fastcl.recsys.data.scoring import item_table
+from fastcl.recsys.models.base import UserModel
+from fastcl.recsys.models.batching import Unclicked, log_shares
+from fastcl.recsys.models.pair_losses import LOSSES, WITHOUT_NEGATIVES, Constants, Pairs
+from fastcl.recsys.options import above, at_least, between, one_of
+
+SIMILARITIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "cosine": lambda x: F.normalize(x, dim=-1),
+    "dot": lambda x: x,
+}
+NEGATIVES = ("uniform", "popularity", "batch")
+PER = ("batch", "row")
+
+
+@dataclass(frozen=True)
+class CollaborativeConfig:
+    """`batch` counts clicks; every click of a user is a pair once an epoch.
+
+    loss: of pair_losses.LOSSES. similarity: what is scored, in training and after it, "cosine" or "dot".
+    temperature, lam, epsilon, margin, weight, gamma, positive_temperature: constants of the losses (`Constants`).
+    negatives: drawn "uniform"ly over the items, by "popularity" (train clicks), or the items of the "batch" itself.
+    count, per: so many negatives for a whole "batch", shared by its rows, or for each "row"; uniform ones of a row are
+        never items that its user has clicked, shared ones may be.
+    dropout: of the elements of users' vectors, in training.
+    decay: adds decay / 2 * |x|^2 over the rows of the tables that a batch reads, divided by `batch`, to the loss.
+    init: standard deviation of the initial tables.
+    """
+
+    dim: int = 64
+    loss: str = "mine_plus"
+    similarity: str = "cosine"
+    temperature: float = 0.1
+    lam: float = 1.1
+    epsilon: float = 0.0
+    margin: float = 0.8
+    weight: float = 150.0
+    gamma: float = 1.0
+    positive_temperature: float = 0.1
+    negatives: str = "uniform"
+    count: int = 800
+    per: str = "batch"
+    dropout: float = 0.0
+    decay: float = 0.0
+    init: float = 0.01
+    batch: int = 1024
+    lr: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "count", "batch"):
+            at_least(1, name, getattr(self, name))
+        one_of(LOSSES, "loss", self.loss)
+        one_of(SIMILARITIES, "similarity", self.similarity)
+        one_of(NEGATIVES, "negatives", self.negatives)
+        one_of(PER, "per", self.per)
+        for name in ("temperature", "positive_temperature", "lam", "init", "lr"):
+            above(0.0, name, getattr(self, name))
+        for name in ("epsilon", "weight", "gamma", "decay"):
+            between(0.0, float("inf"), name, getattr(self, name))
+        between(-1.0, float("inf"), "margin", self.margin)
+        between(0.0, 1.0, "dropout", self.dropout)
+
+
+class Batch(NamedTuple):
+    user: Tensor  # int64 [B], rows of the user table
+    target: Tensor  # int64 [B], an item that each of them has clicked
+    negative: Tensor | None  # int64 [M] or [B, N]; None: the batch's items
+
+
+class Vectors(NamedTuple):
+    """Of a batch, as they are scored; and the rows of the tables that they come from, for the decay."""
+
+    user: Tensor  # [B, D]
+    item: Tensor  # [n, D]
+    rows: tuple[Tensor, ...]
+
+
+class Collaborative(UserModel):
+    """A vector for every user of the training and for every item; the score is their inner product or cosine.
+
+    A user who was not in training is folded in from the items of the history: the mean of their vectors, less the mean
+    of all items' vectors, which is the direction in which a contrastive loss with uniform negatives first moves a user
+    of whom nothing is known. `evaluate` and `recommend_users` know users by their ids, `recommend` has histories alone
+    and folds all of them in.
+    """
+
+    config: CollaborativeConfig
+    log_q: Tensor  # [I+1], of a negative being drawn, up to a constant; set by `batches`
+
+    def __init__(self, items: Items, users: tuple[str, ...], config: CollaborativeConfig) -> None:
+        super().__init__(items, users, config)
+        self.constants = Constants(**{name: getattr(config, name) for name in Constants._fields})
+        self.dropout = torch.nn.Dropout(config.dropout)
+        self.register_buffer("log_q", torch.zeros(len(items) + 1), persistent=False)
+
+    @abstractmethod
+    def vectors(self, user: Tensor, item: Tensor) -> Vectors:
+        """Of users (rows of their table) and items, before the similarity."""
+
+    @abstractmethod
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """[U, D] and [I+1, D], the vectors of all users and items, before the similarity."""
+
+    def item_vectors(self) -> Tensor:
+        """[I+1, D], as they are scored, divided by the temperature."""
+        return SIMILARITIES[self.config.similarity](self.tables()[1]) / self.config.temperature
+
+    def encode(self, histories: Histories) -> Tensor:
+        """[B, D], the vectors of users who were in training, the others folded in."""
+        number = self.numbers(histories)
+        known = torch.from_numpy(number >= 0).to(self.device)
+        similarity = SIMILARITIES[self.config.similarity]
+        found = torch.empty(len(histories), self.config.dim, device=self.device)
+        if known.any():
+            found[known] = similarity(self.users_table()[self.tensor(number[number >= 0])])
+        if not known.all():
+            found[~known] = similarity(self._folded(histories.take(np.flatnonzero(number < 0))))
+        return found
+
+    def users_table(self) -> Tensor:
+        return self.tables()[0]
+
+    def _folded(self, histories: Histories) -> Tensor:
+        if not histories.lengths.all():
+            row = int(histories.lengths.argmin())
+            raise ValueError(f"histories: expected at least one click of a user not in training, got none in row {row}")
+        table = item_table(self)
+        offsets, item = self.tensor(histories.offsets[:-1]), self.tensor(histories.item)
+        return F.embedding_bag(item, table, offsets, mode="mean") - table[1:].mean(0)
+
+    def loss(self, batch: Batch) -> Tensor:
+        config, similarity = self.config, SIMILARITIES[self.config.similarity]
+        size = len(batch.target)
+        item = batch.target if batch.negative is None else torch.cat([batch.target, batch.negative.flatten()])
+        found = self.vectors(batch.user, item)
+        user, items = self.dropout(similarity(found.user)), similarity(found.item)
+        negative, log_q = None, None
+        if batch.negative is not None:
+            negative, log_q = items[size:].unflatten(0, batch.negative.shape), self.log_q[batch.negative]
+        pairs = Pairs(
+            user, items[:size], negative, batch.user, batch.target, batch.negative, self.log_q[batch.target], log_q
+        )
+        total = LOSSES[config.loss](pairs, self.constants)
+        if config.decay:
+            total = total + 0.5 * config.decay / size * sum(rows.square().sum() for rows in found.rows)
+        return total
+
+    def steps(self, train: Histories) -> int:
+        return -(-len(train.item) // self.config.batch)
+
+    def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
+        """One epoch: every click once, in random order."""
+        self.check_users(train)
+        config = self.config
+        draw = self._sampler(train, rng)
+        row = np.repeat(np.arange(len(train)), train.lengths)
+        order = rng.permutation(len(row))
+        first, step = self.share
+        for begin in range(0, len(order), config.batch):
+            clicks = order[begin : begin + config.batch]
+            negative = draw(row[clicks])
+            if negative is not None and negative.ndim == 2:
+                negative = negative[first::step]
+            clicks = clicks[first::step]
+            user, target = self.tensor(row[clicks]), self.tensor(train.item[clicks])
+            yield Batch(user, target, None if negative is None else self.tensor(negative))
+
+    def _sampler(self, train: Histories, rng: np.random.Generator) -> Callable[[np.ndarray], np.ndarray | None]:
+        """What draws the negatives of a whole batch from its users' rows; sets `log_q`."""
+        config, items = self.config, len(self.items)
+        if config.negatives != "uniform":
+            self.log_q[1:] = log_shares(train, items).to(self.device)
+        if config.negatives == "batch" or LOSSES[config.loss] in WITHOUT_NEGATIVES:
+            return lambda row: None
+        if config.negatives == "popularity":
+            upto = np.cumsum(np.bincount(train.item, minlength=items + 1) + (np.arange(items + 1) > PAD))
+            return lambda row: np.searchsorted(upto, rng.random(self._shape(row)) * upto[-1], side="right")
+        if config.per == "batch":
+            return lambda row: rng.integers(1, items + 1, config.count)
+        unclicked = Unclicked(train, items)
+        return lambda row: unclicked.draw(np.repeat(row, config.count), rng).reshape(-1, config.count)
+
+    def _shape(self, row: np.ndarray) -> tuple[int, ...]:
+        return (self.config.count,) if self.config.per == "batch" else (len(row), self.config.count)

@@ -1,0 +1,58 @@
+"""Matrix factorisation (Rendle et al. 2009; Koren et al. 2009): a table of user vectors and one of item vectors, under
+any of the losses for pairs.
+
+The tables only; batches, losses and users from outside the training are collaborative.py's.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastcl.recsys.data import PAD, Items
+from fastcl.recsys.models.collaborative import Collaborative, CollaborativeConfig, Vectors
+from fastcl.recsys.models.rowtable import RowTable
+
+
+@dataclass(frozen=True)
+class MFConfig(CollaborativeConfig):
+    __doc__ = CollaborativeConfig.__doc__
+
+
+class MF(Collaborative):
+    """Matrix factorisation: the score of a user and an item is the inner product, or cosine, of their two rows.
+
+    A step reads and moves only the rows of its batch (`RowTable`), with the result of Adam over the whole tables.
+
+    Args:
+        items: the item table; the ids outside belong to it.
+        users: the ids of the users in training, in the order of its rows: `split.users`.
+        seed: of the initial weights.
+        options: fields of `MFConfig`.
+
+    >>> from fastcl.recsys import MF, Histories, Items
+    >>> model = MF(Items(ids=("a", "b", "c")), users=("u", "v"), dim=8, seed=0)
+    >>> model.scores(Histories.from_lists([[1, 2], [3]])).shape  # of strangers: folded in from their items
+    torch.Size([2, 4])
+    """
+
+    name = "mf"
+    Config = MFConfig
+
+    def __init__(self, items: Items, *, users: tuple[str, ...] = (), seed: int = 0, **options: Any) -> None:
+        config = MFConfig(**options)
+        super().__init__(items, users, config)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.user = RowTable(len(users), config.dim, config.init)
+            self.item = RowTable(len(items) + 1, config.dim, config.init)
+        with torch.no_grad():
+            self.item.weight[PAD] = 0.0
+
+    def vectors(self, user: Tensor, item: Tensor) -> Vectors:
+        found = self.user(user), self.item(item)
+        return Vectors(*found, rows=found)
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        return self.user.weight, self.item.weight

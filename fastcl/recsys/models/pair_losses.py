@@ -1,0 +1,162 @@
+"""Losses of users against items by their vectors: what matrix factorisation and LightGCN are trained with, by name.
+
+A loss is a function of a batch of pairs and its constants. Vectors come as they are scored, normalised or not; which
+items are negatives, and how they were drawn, is the caller's business.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import fastcl
+
+
+class Pairs(NamedTuple):
+    """B users, each with one item that the user has clicked, and what that is contrasted with."""
+
+    user: Tensor  # [B, D]
+    item: Tensor  # [B, D]
+    negative: Tensor | None  # [M, D], shared by all rows, or [B, N, D], each row's own; None: the items of the batch
+    user_id: Tensor  # int64 [B]
+    item_id: Tensor  # int64 [B]
+    negative_id: Tensor | None  # int64 [M] or [B, N]
+    log_q: Tensor | None  # [B], log of how likely each item is drawn as a negative; None: all alike
+    negative_log_q: Tensor | None  # [M] or [B, N]
+
+    @property
+    def against(self) -> Tensor:
+        """The negatives, for losses that need no ids to leave a row's own item out of them: it changes nothing there,
+        or little.
+        """
+        return self.item if self.negative is None else self.negative
+
+    @property
+    def ids(self) -> dict[str, Any]:
+        """What keeps a row's own item out of its negatives, wherever it is among them."""
+        return {"ids": self.item_id, "negative_ids": self.negative_id}
+
+
+class Constants(NamedTuple):
+    """temperature: of inner products in every loss but ccl and directau. lam, epsilon: of MINE+ and InfoNCE+. margin,
+    weight: of ccl's negatives. gamma: of directau's uniformity. positive_temperature: of bsl's positives.
+    """
+
+    temperature: float = 0.1
+    lam: float = 1.1
+    epsilon: float = 0.0
+    margin: float = 0.8
+    weight: float = 150.0
+    gamma: float = 1.0
+    positive_temperature: float = 0.1
+
+
+def bpr(pairs: Pairs, c: Constants) -> Tensor:
+    """Rendle et al. 2009: softplus((negative - positive) / T), the mean over the negatives.
+
+    The row's own item is none of them: among those of the batch it gives log 2 and no gradient, which is taken off.
+    """
+    query, against = pairs.user / c.temperature, pairs.against
+    total = fastcl.bpr(query, pairs.item, against)
+    if pairs.negative is None:
+        return (total - math.log(2.0)) / max(len(pairs.item) - 1, 1)
+    return total / against.shape[-2]
+
+
+def infonce(pairs: Pairs, c: Constants) -> Tensor:
+    """van den Oord et al. 2018; the sampled softmax without a correction for how the negatives are drawn."""
+    return fastcl.infonce(
+        pairs.user, pairs.item, pairs.negative, temperature=c.temperature, normalize=False, **pairs.ids
+    )
+
+
+def sampled_softmax(pairs: Pairs, c: Constants) -> Tensor:
+    """Bengio & Senecal 2008: infonce with log q taken off every logit; the same where all items are drawn alike."""
+    log_q: dict[str, Any] = {"log_q": pairs.log_q, "negative_log_q": pairs.negative_log_q}
+    return fastcl.sampled_softmax(
+        pairs.user, pairs.item, pairs.negative, temperature=c.temperature, **pairs.ids, **log_q
+    )
+
+
+def dcl(pairs: Pairs, c: Constants) -> Tensor:
+    """Yeh et al. 2022."""
+    return fastcl.dcl(pairs.user, pairs.item, pairs.negative, temperature=c.temperature, normalize=False, **pairs.ids)
+
+
+def infonce_plus(pairs: Pairs, c: Constants) -> Tensor:
+    """Li et al. 2023."""
+    return fastcl.infonce_plus(
+        pairs.user, pairs.item, pairs.negative, temperature=c.temperature, normalize=False, epsilon=c.epsilon,
+        lam=c.lam, **pairs.ids,
+    )  # fmt: skip
+
+
+def mine(pairs: Pairs, c: Constants) -> Tensor:
+    """Belghazi et al. 2018."""
+    return fastcl.mine(pairs.user, pairs.item, pairs.negative, temperature=c.temperature, normalize=False, **pairs.ids)
+
+
+def mine_plus(pairs: Pairs, c: Constants) -> Tensor:
+    """Li et al. 2023."""
+    return fastcl.mine_plus(
+        pairs.user, pairs.item, pairs.negative, temperature=c.temperature, normalize=False, lam=c.lam, **pairs.ids
+    )
+
+
+def ccl(pairs: Pairs, c: Constants) -> Tensor:
+    """Cosine contrastive loss (Mao et al. 2021, SimpleX): 1 - positive + weight * mean max(0, negative - margin).
+
+    The row's own item among those of the batch is left out.
+    """
+    positive = (pairs.user * pairs.item).sum(-1)
+    if pairs.negative is None or pairs.negative.ndim == 2:
+        above = (pairs.user @ pairs.against.mT - c.margin).relu()
+        ids = pairs.item_id if pairs.negative_id is None else pairs.negative_id
+        other = ids != pairs.item_id[:, None]
+    else:
+        assert pairs.negative_id is not None, "negatives have their ids"
+        above = (torch.einsum("bd,bnd->bn", pairs.user, pairs.negative) - c.margin).relu()
+        other = pairs.negative_id != pairs.item_id[:, None]
+    return (1.0 - positive + c.weight * (above * other).sum(-1) / other.sum(-1).clamp(min=1)).mean()
+
+
+def directau(pairs: Pairs, c: Constants) -> Tensor:
+    """Wang et al. 2022: alignment + gamma / 2 (uniformity of the users + that of the items); reads no negatives."""
+    together = fastcl.alignment(pairs.user, pairs.item)
+    if len(pairs.user) < 2:
+        return together  # one point is as evenly spread as can be
+    return together + 0.5 * c.gamma * (fastcl.uniformity(pairs.user) + fastcl.uniformity(pairs.item))
+
+
+def bsl(pairs: Pairs, c: Constants) -> Tensor:
+    """Bilateral softmax loss (Wu et al. 2024), with a temperature for either side, the positives' T+ and T:
+
+        -T+ log mean_p exp(positive_p / T+) + T log mean_j exp(negative_j / T)
+
+    divided by T; p: the rows of the batch with the same user, j: the negatives. Where no user comes twice this is MINE.
+    """
+    pull = (pairs.user * pairs.item).sum(-1)
+    push = fastcl.mine(pairs.user, pairs.item, pairs.negative, temperature=c.temperature, normalize=False, **pairs.ids)
+    _, group, count = torch.unique(pairs.user_id, return_inverse=True, return_counts=True)
+    z = pull / c.positive_temperature
+    top = z.new_full((len(count),), -torch.inf).scatter_reduce(0, group, z.detach(), "amax")
+    soft = top + (torch.zeros_like(top).index_add(0, group, (z - top[group]).exp()) / count).log()
+    # mine holds -positive / T already: what is left is between a user's soft mean and the plain one, each row once.
+    return push + (pull.sum() - c.positive_temperature * (soft * count).sum()) / (c.temperature * len(pull))
+
+
+LOSSES: dict[str, Callable[[Pairs, Constants], Tensor]] = {
+    "mine_plus": mine_plus,
+    "infonce_plus": infonce_plus,
+    "infonce": infonce,
+    "sampled_softmax": sampled_softmax,
+    "dcl": dcl,
+    "mine": mine,
+    "bpr": bpr,
+    "ccl": ccl,
+    "directau": directau,
+    "bsl": bsl,
+}
+WITHOUT_NEGATIVES = (directau,)
