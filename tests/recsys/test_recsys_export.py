@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from made import made
 
 from fastcl.recsys import MODELS, Histories, Items, SASRec, export, query_vectors, recommend, save
 from fastcl.recsys.cli import main
@@ -19,7 +20,7 @@ OPTIONS = {"dim": 16, "max_len": 7}
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_vectors_and_queries_rank_as_the_model(name, tmp_path):
-    model = MODELS[name](ITEMS, seed=1, **OPTIONS).eval()
+    model = made(name, ITEMS, seed=1, **OPTIONS).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
@@ -45,9 +46,9 @@ def test_a_model_whose_scores_are_no_inner_products_is_refused(tmp_path):
     class Bare(SASRec):
         item_vectors = MODELS["sasrec"].__mro__[1].item_vectors
 
-    for made, message in ((Backwards, "scores that inner products rank"), (Bare, "one with item vectors, got sasrec")):
+    for kind, message in ((Backwards, "scores that inner products rank"), (Bare, "one with item vectors, got sasrec")):
         with pytest.raises(ValueError, match=message):
-            export(made(ITEMS, seed=0, **OPTIONS).eval(), tmp_path / "out")
+            export(kind(ITEMS, seed=0, **OPTIONS).eval(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

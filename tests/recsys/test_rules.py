@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from made import made
 
 from fastcl.recsys import (
     MODELS,
@@ -200,7 +201,7 @@ def test_a_model_whose_items_are_numbered_otherwise_gives_the_same_figures(name:
         items = Items(ids)
         log = Histories.from_lists([items.encode(row).tolist() for row in clicks])
         split = Interactions(items, tuple(f"u{u}" for u in range(40)), log).split()
-        model = MODELS[name](items, dim=8, max_len=6, seed=5)
+        model = made(name, items, dim=8, max_len=6, seed=5)
         tables = {key: t for key, t in model.state_dict().items() if t.ndim > 0 and len(t) in (38, 39)}
         assert tables
         for key, table in tables.items():

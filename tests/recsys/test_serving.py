@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from made import made
 
 from benchmarks.paper_ranking import RANKINGS
 from fastcl.recsys import (
@@ -52,10 +53,10 @@ def log(order: int = 0, items: int = 40) -> Interactions:
     return Interactions(Items(tuple(table)), tuple(f"u{u}" for u in range(120)), histories)
 
 
-def made(name: str, items: Items) -> Model:
-    small = {"clrec": {"batch": 16, "negatives": 48}, "multi_clrec": {"batch": 16, "main": 32, "secondary": 8}}
+def small(name: str, items: Items) -> Model:
+    sizes = {"clrec": {"batch": 16, "negatives": 48}, "multi_clrec": {"batch": 16, "main": 32, "secondary": 8}}
     times = {"time_cuts": ()} if "clrec" in name else {}
-    return MODELS[name](items, seed=3, **OPTIONS, **small.get(name, {}), **times)
+    return made(name, items, seed=3, **OPTIONS, **sizes.get(name, {}), **times)
 
 
 # What a model and data of other items meet in: every public function that takes both.
@@ -78,7 +79,7 @@ MEETINGS: dict[str, Callable[[Any, Split, Interactions, Any], Any]] = {
 @pytest.mark.parametrize("items", [40, 39, 41])
 def test_a_split_of_other_items_is_refused(meeting: str, items: int, tmp_path: Any) -> None:
     """Permuted, fewer or more items: never a number, never an error about an index."""
-    model = made("sasrec", log().items)
+    model = small("sasrec", log().items)
     other = log(order=1, items=items)
     weights = copy.deepcopy(model.state_dict())
     got = "got the same in another order" if items == 40 else f"40 of them, got {items}"
@@ -92,9 +93,9 @@ def test_a_split_of_other_items_is_refused(meeting: str, items: int, tmp_path: A
 def test_what_models_of_one_kind_meet_is_checked_too() -> None:
     split = log(order=1).split()
     with pytest.raises(ValueError, match="expected the items of the model"):
-        intents(made("multi_clrec", log().items), split.test.history)  # type: ignore[arg-type]
+        intents(small("multi_clrec", log().items), split.test.history)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected the items of the model"):
-        queue_replay(made("clrec", log().items), split.train, seed=0)  # type: ignore[arg-type]
+        queue_replay(small("clrec", log().items), split.train, seed=0)  # type: ignore[arg-type]
     model = MODELS["contrastvae"](log().items, dim=8, compat="paper-code", augment=())
     with pytest.raises(ValueError, match="expected the items of the model"):
         RANKINGS["paper-code"].evaluate(model, split.test, counts=split.counts, k=(10,))
@@ -124,7 +125,7 @@ def test_items_travel_with_histories_and_floors_need_none() -> None:
         Popularity(counts[1:], split.items)
     by_hand = Histories.from_lists([[41]])
     with pytest.raises(ValueError, match=r"expected items 1\.\.40, those of the model, got 41"):
-        export(made("sasrec", data.items), "nowhere", queries=by_hand)
+        export(small("sasrec", data.items), "nowhere", queries=by_hand)
 
 
 class Wrapped:
@@ -137,7 +138,7 @@ class Wrapped:
 @pytest.mark.parametrize("name", list(MODELS))
 def test_a_models_own_scores_are_checked_too(name: str) -> None:
     split = log().split()
-    model = made(name, split.items)
+    model = small(name, split.items)
     means = [evaluate(Wrapped(model), split.test, seen="keep") for _ in range(2)]
     assert model.training
     assert means == [evaluate(model, split.test, seen="keep")] * 2  # no dropout
@@ -149,7 +150,7 @@ def test_a_models_own_scores_are_checked_too(name: str) -> None:
 def test_no_training_in_a_block_that_keeps_item_vectors() -> None:
     """Every epoch would be validated with the vectors of the first one, and the wrong epoch's weights kept."""
     split = log().split()
-    model = made("clrec", split.items)
+    model = small("clrec", split.items)
     with frozen(model), pytest.raises(ValueError, match="expected one whose weights may change"):
         fit(model, split, epochs=2, progress=False)
     fit(model, split, epochs=1, progress=False)
@@ -165,8 +166,8 @@ def test_a_digest_tells_tables_apart() -> None:
 def test_no_dropout_while_scoring_and_every_module_back_in_its_mode(name: str, tmp_path: Any) -> None:
     data = log()
     split = data.split()
-    model = made(name, data.items)
-    kept = made(name, data.items).eval()
+    model = small(name, data.items)
+    kept = small(name, data.items).eval()
     mixed = [module for module in model.modules() if module is not model][::2]
     for module in mixed:
         module.training = False
@@ -231,7 +232,7 @@ def changes(model: Model, other: Model) -> dict[str, Callable[[], Any]]:
 def test_scores_are_those_of_the_weights_of_the_moment(name: str) -> None:
     """Buffers too: a model of one's own may keep part of its items there."""
     data = Histories.from_lists([[1, 2, 3], [4]])
-    model, other = (MODELS[name](log().items, seed=seed, **OPTIONS).eval() for seed in (3, 4))
+    model, other = (made(name, log().items, seed=seed, similarity="dot", **OPTIONS).eval() for seed in (3, 4))
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.fill_(0.1)
@@ -253,7 +254,7 @@ def test_scores_are_those_of_the_weights_of_the_moment(name: str) -> None:
 
 def test_item_vectors_are_computed_once_a_block_and_not_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
     data = log()
-    model = made("clrec", data.items)
+    model = small("clrec", data.items)
     count = [0]
     encode = type(model).item_vectors
 

@@ -21,7 +21,11 @@ from fastcl.recsys import evaluate, load
 from fastcl.recsys.cli import main
 from fastcl.recsys.data import Histories, Interactions, Items, LeakageWarning
 from fastcl.recsys.models import MODELS, Model
+from fastcl.recsys.models.base import UserModel, make
 from fastcl.recsys.training.fit import fit, resume
+
+# The models that learn of a click what comes after it.
+SEQUENTIAL = [model for model in MODELS.values() if not issubclass(model, UserModel)]
 
 
 @given(
@@ -207,7 +211,7 @@ def test_files_that_are_split_already(tmp_path: Path) -> None:
         Interactions.presplit(train, valid, write(tmp_path / "test.txt", "a x\n"))
 
 
-@pytest.mark.parametrize("model_class", MODELS.values(), ids=list(MODELS))
+@pytest.mark.parametrize("model_class", SEQUENTIAL, ids=lambda model: model.name)
 def test_a_split_with_nothing_to_train_on_is_refused(model_class: type[Model], tmp_path: Path) -> None:
     """Three clicks a user, of which train gets one: no model has a target, and the folder stays as it was."""
     log = Interactions.read({"user": list("aaabbb"), "item": list("xyzyxz"), "time": [1, 2, 3, 1, 2, 3]})
@@ -229,7 +233,7 @@ def test_a_split_of_nothing_trains_on_everything_and_keeps_the_last_epoch(name: 
     assert str(split.report) == "split none: 210 train rows; nothing is held out, so nothing can be evaluated"
     options = {"dim": 8, "max_len": 5} | ({"time_cuts": ()} if "clrec" in name else {})
     small = {"clrec": {"batch": 16, "negatives": 32}, "multi_clrec": {"batch": 16, "main": 32}}.get(name, {})
-    model = MODELS[name](data.items, **options, **small)
+    model = make(MODELS[name], split, **({"dim": 8} if issubclass(MODELS[name], UserModel) else options | small))
     last = {}
     step = model.after_step
 
@@ -326,7 +330,7 @@ def test_targets_that_are_repeats_are_counted() -> None:
 
 # 11: histories longer than a model's max_len are cut to the newest, by the model's own length and nothing else; and a
 # split may leave users without a train history.
-@pytest.mark.parametrize("model_class", MODELS.values(), ids=list(MODELS))
+@pytest.mark.parametrize("model_class", SEQUENTIAL, ids=lambda model: model.name)
 def test_models_take_long_and_empty_histories(model_class: type[Model]) -> None:
     log = [(f"u{u}", f"i{(u + step) % 9}", 100 * u + step) for u in range(12) for step in range(40)]
     log += [(f"late{u}", f"i{u}", 5000 + u) for u in range(4)]

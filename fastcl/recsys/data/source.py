@@ -103,8 +103,9 @@ class Source:
             self._check_there()
             if self.data.get("test"):
                 own = {name: self.data[name] for name in PRESPLIT if name in self.data}
-                files = (self.data.get(name) for name in CLICKS)
-                return Interactions.presplit(*files, **own, **self._reading, seed=self._how().get("seed", 0))
+                train, valid, test = (self.data.get(name) for name in CLICKS)
+                seed = self._how().get("seed", 0)
+                return Interactions.presplit(train, valid, test, seed=seed, **own, **self._reading)
             return self.divide(self.read())
         except FileNotFoundError as error:
             if error.filename is None or self.folder is None:

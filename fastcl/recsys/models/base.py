@@ -113,7 +113,7 @@ class Model(nn.Module, ABC):
 class UserModel(Model):
     """A model that has learnt something of each user in training, by the user's id, which is `users[row]`.
 
-    It is constructed as `UserModel(items, *, users, seed=0, **options)`; `make` does so for a split.
+    It is constructed as `UserModel(items, config, *, users, seed=0, **options)`; `make` does so for a split.
     """
 
     def __init__(self, items: Items, users: tuple[str, ...], config: Any) -> None:

@@ -19,7 +19,8 @@ from fastcl.recsys.data.scoring import item_table
 from fastcl.recsys.models.base import UserModel
 from fastcl.recsys.models.batching import Unclicked, log_shares
 from fastcl.recsys.models.pair_losses import LOSSES, WITHOUT_NEGATIVES, Constants, Pairs
-from fastcl.recsys.options import above, at_least, between, one_of
+from fastcl.recsys.options import above, at_least, between
+from fastcl.recsys.settings import check_choices, setting
 
 SIMILARITIES: dict[str, Callable[[Tensor], Tensor]] = {
     "cosine": lambda x: F.normalize(x, dim=-1),
@@ -31,50 +32,58 @@ PER = ("batch", "row")
 
 @dataclass(frozen=True)
 class CollaborativeConfig:
-    """`batch` counts clicks; every click of a user is a pair once an epoch.
+    """Settings that `MF` and `LightGCN` share."""
 
-    loss: of pair_losses.LOSSES. similarity: what is scored, in training and after it, "cosine" or "dot".
-    temperature, lam, epsilon, margin, weight, gamma, positive_temperature: constants of the losses (`Constants`).
-    negatives: drawn "uniform"ly over the items, by "popularity" (train clicks), or the items of the "batch" itself.
-    count, per: so many negatives for a whole "batch", shared by its rows, or for each "row"; uniform ones of a row are
-        never items that its user has clicked, shared ones may be.
-    dropout: of the elements of users' vectors, in training.
-    decay: adds decay / 2 * |x|^2 over the rows of the tables that a batch reads, divided by `batch`, to the loss.
-    init: standard deviation of the initial tables.
-    """
-
-    dim: int = 64
-    loss: str = "mine_plus"
-    similarity: str = "cosine"
-    temperature: float = 0.1
-    lam: float = 1.1
-    epsilon: float = 0.0
-    margin: float = 0.8
-    weight: float = 150.0
-    gamma: float = 1.0
-    positive_temperature: float = 0.1
-    negatives: str = "uniform"
-    count: int = 800
-    per: str = "batch"
-    dropout: float = 0.0
-    decay: float = 0.0
-    init: float = 0.01
-    batch: int = 1024
-    lr: float = 1e-3
+    dim: int = setting(64, "Width of the vectors of users and items.")
+    loss: str = setting(
+        "mine_plus",
+        """Training loss of a user's vector with a clicked item and with negatives. "infonce" is the sampled softmax
+        without a correction for how negatives are drawn, "sampled_softmax" the one with it.""",
+        LOSSES,
+    )
+    similarity: str = setting(
+        "cosine", "What a score is, in training and after it: cosine, or inner product (dot).", SIMILARITIES
+    )
+    temperature: float = setting(0.1, "Scores are divided by it in every loss but ccl and directau.")
+    lam: float = setting(1.1, "Weight of the negatives' part of mine_plus and infonce_plus.")
+    epsilon: float = setting(0.0, "Weight of the positive in the denominator of infonce_plus.")
+    margin: float = setting(0.8, "Score above which ccl pushes a negative away.")
+    weight: float = setting(150.0, "Weight of ccl's negatives.")
+    gamma: float = setting(1.0, "Weight of directau's uniformity.")
+    positive_temperature: float = setting(0.1, "Of bsl's positives; temperature is that of its negatives.")
+    negatives: str = setting(
+        "uniform",
+        """Where negatives come from: all items alike, items in proportion to their train clicks, or the other items of
+        the batch.""",
+        NEGATIVES,
+    )
+    count: int = setting(800, "Negatives that are drawn for a batch or a row.")
+    per: str = setting(
+        "batch",
+        """What so many negatives are drawn for: a whole batch, whose rows share them, or each row by itself. Uniform
+        ones of a row are never items that its user has clicked; shared ones may be.""",
+        PER,
+    )
+    dropout: float = setting(0.0, "Dropout rate of the users' vectors.")
+    decay: float = setting(
+        0.0,
+        """Weight decay of the table rows that a batch reads: decay / 2 times the sum of their squares, divided by
+        batch, is added to the loss.""",
+    )
+    init: float = setting(0.01, "Standard deviation of the initial tables.")
+    batch: int = setting(1024, "Clicks in a batch; an epoch has every train click once.")
+    lr: float = setting(1e-3, "Learning rate of the first step.")
 
     def __post_init__(self) -> None:
         for name in ("dim", "count", "batch"):
             at_least(1, name, getattr(self, name))
-        one_of(LOSSES, "loss", self.loss)
-        one_of(SIMILARITIES, "similarity", self.similarity)
-        one_of(NEGATIVES, "negatives", self.negatives)
-        one_of(PER, "per", self.per)
         for name in ("temperature", "positive_temperature", "lam", "init", "lr"):
             above(0.0, name, getattr(self, name))
         for name in ("epsilon", "weight", "gamma", "decay"):
             between(0.0, float("inf"), name, getattr(self, name))
         between(-1.0, float("inf"), "margin", self.margin)
         between(0.0, 1.0, "dropout", self.dropout)
+        check_choices(self)
 
 
 class Batch(NamedTuple):

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from fastcl.recsys.data import PAD, Items
 from fastcl.recsys.models.collaborative import Collaborative, CollaborativeConfig, Vectors
+from fastcl.recsys.models.layers import seeded
 from fastcl.recsys.models.rowtable import RowTable
+from fastcl.recsys.settings import settled
 
 
 @dataclass(frozen=True)
 class MFConfig(CollaborativeConfig):
-    __doc__ = CollaborativeConfig.__doc__
+    """Settings of `MF`."""
 
 
 class MF(Collaborative):
@@ -28,8 +30,8 @@ class MF(Collaborative):
     Args:
         items: the item table; the ids outside belong to it.
         users: the ids of the users in training, in the order of its rows: `split.users`.
+        config: the settings, or none and the settings as keywords (`options`).
         seed: of the initial weights.
-        options: fields of `MFConfig`.
 
     >>> from fastcl.recsys import MF, Histories, Items
     >>> model = MF(Items(ids=("a", "b", "c")), users=("u", "v"), dim=8, seed=0)
@@ -40,11 +42,18 @@ class MF(Collaborative):
     name = "mf"
     Config = MFConfig
 
-    def __init__(self, items: Items, *, users: tuple[str, ...] = (), seed: int = 0, **options: Any) -> None:
-        config = MFConfig(**options)
+    def __init__(
+        self,
+        items: Items,
+        config: MFConfig | None = None,
+        *,
+        users: tuple[str, ...] = (),
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        config = settled(MFConfig, config, options)
         super().__init__(items, users, config)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self.user = RowTable(len(users), config.dim, config.init)
             self.item = RowTable(len(items) + 1, config.dim, config.init)
         with torch.no_grad():
