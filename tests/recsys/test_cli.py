@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import fastcl
-from fastcl.recsys import load
+from fastcl.recsys import MODELS, load
 from fastcl.recsys.cli import main
 from fastcl.recsys.reporting import demo
 from fastcl.recsys.reporting.cost import Shape, measure
+from fastcl.recsys.settings import settings_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = ["--set", "dim=16", "batch=8", "max_len=5"]
@@ -251,3 +252,22 @@ def test_an_option_that_means_nothing_or_a_file_of_another_form_is_refused_by_it
         call("--use")
     assert stop.value.code == 2
     assert capsys.readouterr().err == "fastcl: error: argument --use: expected one argument; see fastcl --help\n"
+
+
+def test_models_tells_every_setting_and_version_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[: len(MODELS)]] == list(MODELS)
+    assert lines[0].endswith("Transformer over a click history, scored against the item table by inner products.")
+    for name, model in MODELS.items():
+        assert main.main(["models", name]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert all(f"{one.name}: {one.type} = " in out and one.meaning in out for one in settings_of(model.Config))
+    assert main.main(["models", "sasrec", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["sasrec"][0]
+    assert (first["name"], first["type"], first["default"]) == ("dim", "int", "64")
+    assert main.main(["models", "gru"]) == 2
+    assert "NAME: expected one of sasrec, " in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main.main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"fastcl {fastcl.__version__}\n")

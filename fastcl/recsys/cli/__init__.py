@@ -12,6 +12,7 @@ from fastcl.recsys.cli import (
     export,
     info,
     intents,
+    models,
     recommend,
     report,
     resume,
@@ -19,4 +20,4 @@ from fastcl.recsys.cli import (
     train,
 )
 
-COMMANDS = (demo, data, train, resume, evaluate, compare, report, intents, recommend, similar, export, bench, info)
+COMMANDS = (demo, data, models, train, resume, evaluate, compare, report, intents, recommend, similar, export, bench, info)

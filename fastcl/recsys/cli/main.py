@@ -14,6 +14,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -89,6 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands; that of each is its default `parser`, what runs it is `run`."""
     parser = _Parser(prog="fastcl", description="Fused contrastive losses, and recommenders trained with them.")
     parser.add_argument("--use", metavar="FILE", action="append", default=[], help="run FILE, which registers models")
+    parser.add_argument("--version", action="version", version=f"fastcl {version('fastcl')}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for command in COMMANDS:

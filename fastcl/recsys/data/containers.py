@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fastcl.recsys.data.reports import DataReport, SplitReport
+from fastcl.recsys.showing import summary
 
 PAD = 0
 
@@ -27,6 +28,8 @@ class Feature:
 
     values: tuple[str, ...]
     codes: np.ndarray
+
+    __repr__ = summary
 
     def __post_init__(self) -> None:
         codes = np.asarray(self.codes)
@@ -67,6 +70,8 @@ class Items:
     ids: tuple[str, ...]
     titles: tuple[str, ...] | None = None
     features: Mapping[str, Feature] = field(default_factory=dict)
+
+    __repr__ = summary
 
     def __post_init__(self) -> None:
         if len(set(self.ids)) != len(self.ids) or "" in self.ids:
@@ -142,6 +147,8 @@ class Histories:
     time: np.ndarray | None = None
     items: Items | None = field(default=None, repr=False)
     users: np.ndarray | None = field(default=None, repr=False)
+
+    __repr__ = summary
 
     def __post_init__(self) -> None:
         offsets, item = self.offsets, self.item
@@ -219,6 +226,8 @@ class Cases:
     counts: np.ndarray | None = None
     offsets: np.ndarray | None = None
 
+    __repr__ = summary
+
     def __post_init__(self) -> None:
         targets = len(self.target) if self.offsets is None else len(self.offsets) - 1
         if not len(self.user) == len(self.history) == targets:
@@ -270,8 +279,10 @@ class Split:
     valid: Cases
     test: Cases
     counts: np.ndarray
-    report: SplitReport | None = None
-    data_report: DataReport | None = None
+    report: SplitReport | None = field(default=None, repr=False)
+    data_report: DataReport | None = field(default=None, repr=False)
+
+    __repr__ = summary
 
     def __post_init__(self) -> None:
         users = np.array(self.users, object)

@@ -4,7 +4,7 @@ train, validation and test."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from fastcl.recsys.data.reading.formats import Form, Options, refuse_unused
 from fastcl.recsys.data.reading.sources import Source, read_log
 from fastcl.recsys.data.reports import DataReport, describe
 from fastcl.recsys.options import at_least, between, one_of
+from fastcl.recsys.showing import summary
 
 # What says how item features are read, with the defaults.
 OF_ITEMS: dict[str, Any] = {
@@ -34,7 +35,9 @@ class Interactions:
     items: Items
     users: tuple[str, ...]
     log: Histories
-    report: DataReport | None = None
+    report: DataReport | None = field(default=None, repr=False)
+
+    __repr__ = summary
 
     def __post_init__(self) -> None:
         users = np.array(self.users, object)

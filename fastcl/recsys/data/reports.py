@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fastcl.recsys.data.reading import times
+from fastcl.recsys.showing import summary
 
 EXAMPLES = 5  # faults that are quoted in full; the others are counted only
 
@@ -96,6 +97,8 @@ class DataReport:
     features: Mapping[str, int]
     ungrouped: Mapping[str, int]
     feature_rows_unused: int
+
+    __repr__ = summary
 
     def to_json(self) -> dict[str, Any]:
         """Numbers, strings, lists and dicts for json.dump."""
@@ -233,6 +236,8 @@ class SplitReport:
     unseen_targets: int
     repeated_targets: int
     later_in_train: int | None
+
+    __repr__ = summary
 
     def to_json(self) -> dict[str, Any]:
         """Numbers and strings for json.dump."""

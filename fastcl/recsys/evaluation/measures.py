@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastcl.recsys.evaluation.cutoffs import Metrics, at_cutoffs, listed, parted
+from fastcl.recsys.showing import summary
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +48,8 @@ class Ranking:
         if k > max(self.k):
             raise ValueError(f"metrics: expected cut-offs up to that of the ranking, {max(self.k)}, got '{name}@{k}'")
         return OF_SEVERAL[name](self.rank, self.offsets, k)
+
+    __repr__ = summary
 
 
 def recall(rank: np.ndarray, k: int) -> np.ndarray:

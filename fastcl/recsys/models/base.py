@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fastcl.recsys.data import PAD, Histories, Items, Split
 from fastcl.recsys.data.scoring import check_items, frozen, item_table
 from fastcl.recsys.settings import with_settings
+from fastcl.recsys.showing import brief
 
 
 def inner_products(queries: Tensor, table: Tensor) -> Tensor:
@@ -52,6 +53,11 @@ class Model(nn.Module, ABC):
         super().__init__()
         self.items = items
         self.config = config
+
+    def __repr__(self) -> str:
+        count = sum(parameter.numel() for parameter in self.parameters())
+        values = ", ".join(f"{name}={brief(value)}" for name, value in vars(self.config).items())
+        return f"{type(self).__name__}({len(self.items):,} items, {count:,} parameters, {values})"
 
     @abstractmethod
     def encode(self, histories: Histories) -> Tensor:

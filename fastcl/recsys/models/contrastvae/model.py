@@ -36,7 +36,8 @@ class View(NamedTuple):
 
 
 class ContrastVAE(Model):
-    """Two-view ELBO and a contrast between the views (the paper's ContrastELBO):
+    """A variational Transformer over a click history, trained on two views of it and a contrast between them. The loss
+    is the paper's ContrastELBO:
 
         loss = rec(x | z) + rec(x' | z') + w (KL(q(z|x), N(0, I)) + KL(q(z'|x'), N(0, I))) + v contrast(z, z')
 
