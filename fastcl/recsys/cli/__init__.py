@@ -20,4 +20,19 @@ from fastcl.recsys.cli import (
     train,
 )
 
-COMMANDS = (demo, data, models, train, resume, evaluate, compare, report, intents, recommend, similar, export, bench, info)
+COMMANDS = (
+    demo,
+    data,
+    models,
+    train,
+    resume,
+    evaluate,
+    compare,
+    report,
+    intents,
+    recommend,
+    similar,
+    export,
+    bench,
+    info,
+)
