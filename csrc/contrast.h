@@ -134,6 +134,12 @@ struct Kernels {
   // Copies the sums of panels [panel_begin, panel_end) to out [columns, features] and out_extra ([columns] or null).
   void (*write_column_sums)(const T* sums, int64_t columns, int64_t features, int64_t panel_begin, int64_t panel_end,
                             T* out, T* out_extra);
+  // Of a square matrix in memory, both directions (both.inl.h).
+  void (*both_rows)(T* x, int64_t n, T scale, T log2_scale, const int64_t* id, int64_t begin, int64_t end, T* pos,
+                    T* top, T* sum);
+  void (*both_columns)(const T* x, int64_t n, int64_t begin, int64_t end, T* top, T* sum);
+  void (*both_weights)(const T* x, int64_t n, const int64_t* id, int64_t begin, int64_t end, const T* row_top,
+                       const T* row_factor, const T* column_top, const T* column_factor, const T* diagonal, T* out);
 };
 
 struct Isa {

@@ -84,8 +84,11 @@ class Tensor {
       stride *= sizes.begin()[i];
     }
     AtenTensorHandle handle = nullptr;
-    FASTCL_OK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype, device_type,
-                                       device_index, &handle));
+    if (aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype, device_type,
+                                 device_index, &handle) != 0) {
+      // Sizes and types are right by then; torch's own message does not come through.
+      throw std::runtime_error("fastcl: out of memory: no room for a result of " + std::to_string(stride) + " numbers");
+    }
     return Tensor(handle);
   }
 

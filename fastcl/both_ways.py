@@ -13,10 +13,39 @@ from torch.autograd import Function, forward_ad
 
 from fastcl import fallback
 from fastcl.arithmetic import compute_dtype, logsumexp, no_autocast
-from fastcl.checks import in_memory, readable
+from fastcl.checks import packed, readable
+from fastcl.library import LIBRARY, NONE, take_zeros
 
-# N x N similarities held at once, as the fallback holds: in float32 three matrices of at most 16 MiB each, two of them
-# until the backward pass.
+# The results are in the dtype of query, which is that of key.
+LIBRARY.define(
+    "both_ways_forward(Tensor query, Tensor key, Tensor ids, float scale) "
+    "-> (Tensor pos, Tensor lse, Tensor logits, Tensor sums)"
+)
+LIBRARY.define(
+    "both_ways_backward(Tensor grad_pos, Tensor grad_lse, Tensor query, Tensor key, Tensor ids, Tensor logits, "
+    "Tensor sums, float scale, bool query_grad, bool key_grad) -> (Tensor grad_query, Tensor grad_key)"
+)
+
+
+@torch.library.register_fake("fastcl::both_ways_forward", lib=LIBRARY)
+def _(query: Tensor, key: Tensor, ids: Tensor, scale: float) -> tuple[Tensor, ...]:
+    n = query.shape[0]
+    return query.new_empty(2 * n), query.new_empty(2 * n), query.new_empty((n, n)), query.new_empty((4, n))
+
+
+@torch.library.register_fake("fastcl::both_ways_backward", lib=LIBRARY)
+def _(grad_pos: Tensor, grad_lse: Tensor, query: Tensor, key: Tensor, ids: Tensor, logits: Tensor, sums: Tensor,
+      scale: float, query_grad: bool, key_grad: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return query.new_empty(query.shape if query_grad else 0), key.new_empty(key.shape if key_grad else 0)
+
+
+_forward = torch.ops.fastcl.both_ways_forward.default
+_backward = torch.ops.fastcl.both_ways_backward.default
+take_zeros("both_ways_forward")
+take_zeros("both_ways_backward")
+
+# N x N similarities, as many as the fallback holds: in float32 at most 16 MiB until the backward pass, which needs as
+# much once more.
 _LARGEST = 1 << 22
 
 
@@ -42,100 +71,61 @@ def both_ways(
     key: Tensor,  # [N, D]
     scale: float | Tensor,  # a number or []
     ids: Tensor | None,  # [N]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """pos [N], and lse [N] of query against key and of key against query, each over the columns of other ids.
+) -> tuple[Tensor, Tensor]:
+    """pos and lse [2N]: of query against key, and then of key against query, each over the columns of other ids.
 
     Without ids row i is kept from column i alone. All else is as in `fastcl.contrast`.
     """
-    in_memory("query", query)
-    in_memory("positive_key", key)
-    pos, lse = _BothWays.apply(query, key, scale, ids)
-    there, back = lse.unbind()
-    return pos, there, back
-
-
-def _leave_out(x: Tensor, ids: Tensor | None, value: float) -> None:
-    if ids is None:
-        x.fill_diagonal_(value)
-    else:
-        x.masked_fill_(ids[:, None] == ids, value)
-
-
-@no_autocast
-def _forward(q: Tensor, k: Tensor, scale: float, ids: Tensor | None) -> tuple[Tensor, ...]:
-    x = torch.addmm(q.new_empty(1), q, k.T, beta=0, alpha=scale)
-    pos = x.diagonal().clone()
-    _leave_out(x, ids, -math.inf)
-    # Finite, so that a row of -inf alone has weights of 0, and one with +inf a sum of +inf, neither of them NaN.
-    top = torch.stack((x.amax(1), x.amax(0))).clamp_(*_finite(x.dtype))
-    by_row = torch.sub(x, top[0, :, None]).exp_()
-    by_column = x.sub_(top[1]).exp_()
-    sums = torch.stack((by_row.sum(1), by_column.sum(0)))
-    return pos, sums.log().add_(top), by_row, by_column, sums
-
-
-def _finite(dtype: torch.dtype) -> tuple[float, float]:
-    info = torch.finfo(dtype)
-    return info.min, info.max
-
-
-@no_autocast
-def _backward(grad_pos: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, by_row: Tensor, by_column: Tensor,
-              sums: Tensor, scale: float, ids: Tensor | None, query_grad: bool, key_grad: bool, scale_grad: bool,
-              ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    # A row with nothing in its sum passes nothing on, whatever a loss on top sends into it.
-    there, back = (grad_lse / sums).masked_fill_(sums == 0, 0.0).mul_(scale)
-    x = (by_row * there[:, None]).addcmul_(by_column, back)
-    if ids is not None:
-        _leave_out(x, ids, 0.0)  # where NaN met a weight of 0
-    x.diagonal().copy_(grad_pos * scale)
-    d_query = d_key = d_scale = None
-    if query_grad or scale_grad:
-        d_query = x @ k
-        d_scale = (q * d_query).sum() / scale if scale_grad else None
-    if key_grad:
-        d_key = x.T @ q
-    return d_query, d_key, d_scale
+    return _BothWays.apply(query, key, scale, ids)
 
 
 def _differentiable(q: Tensor, k: Tensor, scale: float | Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor]:
     """The same in operations that autograd can differentiate any number of times."""
     x = (q * scale) @ k.T
-    pos = x.diagonal()
+    pos = x.diagonal().repeat(2)
     meet = torch.eye(len(x), dtype=torch.bool, device=x.device) if ids is None else ids[:, None] == ids
     x = x.masked_fill(meet, -math.inf)
-    return pos, torch.stack((logsumexp(x), logsumexp(x.T)))
+    return pos, torch.cat((logsumexp(x), logsumexp(x.T)))
+
+
+def _given(query: Tensor, key: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    return [
+        t if t.dtype == dtype and t.is_contiguous() else packed(name, t).to(dtype)
+        for name, t in (("query", query), ("positive_key", key))
+    ]
 
 
 class _BothWays(Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, scale: float | Tensor, ids: Tensor | None) -> Any:
         dtype = compute_dtype(query, key)
-        number = scale.item() if isinstance(scale, Tensor) else scale
-        ctx.number = number if math.isfinite(number) else math.nan  # see arithmetic.finite_or_nan
-        pos, lse, *weights = _forward(query.to(dtype), key.to(dtype), ctx.number, ids)
-        ctx.scale = None if isinstance(scale, Tensor) else scale
-        ctx.save_for_backward(query, key, scale if isinstance(scale, Tensor) else None, ids, *weights)
+        ctx.number = scale.item() if isinstance(scale, Tensor) else scale
+        learned = scale if isinstance(scale, Tensor) else None
+        q, k = _given(query, key, dtype)
+        pos, lse, *logits = _forward(q, k, NONE if ids is None else ids, ctx.number)
+        ctx.save_for_backward(query, key, learned, ids, *logits)
         return pos, lse
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        query, key, scale, ids, *weights = ctx.saved_tensors  # unpacked once: checkpointing refuses a second time
+        query, key, scale, ids, *logits = ctx.saved_tensors  # unpacked once: checkpointing refuses a second time
         needs = ctx.needs_input_grad
         dtype = grads[0].dtype
         # Grad mode in here means that someone may want to differentiate what comes out.
         if torch.is_grad_enabled():
             inputs = [t for t, needed in zip((query, key, scale), needs, strict=False) if needed]
             q, k = query.to(dtype), key.to(dtype)
-            results = no_autocast(_differentiable)(q, k, ctx.scale if scale is None else scale.to(dtype), ids)
+            results = no_autocast(_differentiable)(q, k, ctx.number if scale is None else scale.to(dtype), ids)
             found = iter(torch.autograd.grad(results, inputs, grads, create_graph=True))
             return *(next(found) if needed else None for needed in needs[:3]), None
-        d_query, d_key, d_scale = _backward(
-            *grads, query.to(dtype), key.to(dtype), *weights, ctx.number, ids, *needs[:3]
+        q, k = _given(query, key, dtype)
+        grad_pos, grad_lse = (grad.contiguous() for grad in grads)
+        d_query, d_key = _backward(
+            grad_pos, grad_lse, q, k, NONE if ids is None else ids, *logits, ctx.number, needs[0] or needs[2], needs[1]
         )
         return (
-            d_query.to(query.dtype) if d_query is not None and needs[0] else None,
-            None if d_key is None else d_key.to(key.dtype),
-            None if d_scale is None or scale is None else d_scale.to(scale.dtype),
+            d_query.to(query.dtype) if needs[0] else None,
+            d_key.to(key.dtype) if needs[1] else None,
+            (torch.dot(q.view(-1), d_query.view(-1)) / ctx.number).to(scale.dtype) if needs[2] else None,
             None,
         )

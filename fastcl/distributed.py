@@ -315,7 +315,7 @@ def ring(loss: Loss, group: Group = None) -> Loss:
         pos = dot(query, positive_key) * scale
         if log_q is not None:
             pos = pos - log_q.to(pos)
-        rows = Rows(pos, lse_at(1.0), count, lse_at, query, positive_key, scale, log_q is not None)
+        rows = Rows(pos, lse_at(1.0), count, lse_at, ((query, positive_key),), scale, log_q is not None)
         value = reduced(formula(rows, **constants), "sum" if reduction == "mean" else reduction, weight)
         return value if reduction == "none" else value * _share(sizes, reduction)
 

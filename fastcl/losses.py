@@ -71,8 +71,9 @@ def _public(formula: Callable[..., Tensor], *, beside: Callable[..., float] | No
         if beside is not None and reduction != "none":
             expected = Expected(beside(**constants), weight=weight)
         if symmetric:
-            there, back = rows_both_ways(query, positive_key, temperature, negatives, expected)
-            per_row = 0.5 * (formula(there, **constants) + formula(back, **constants))
+            per_row = formula(rows_both_ways(query, positive_key, temperature, negatives, expected), **constants)
+            if reduction != "mean" or weight is not None:  # the mean over both directions is that of half their sums
+                per_row = per_row.view(2, -1).mean(0)
         else:
             per_row = formula(rows_of(query, positive_key, temperature, negatives, expected), **constants)
         return reduced(per_row, reduction, weight)
@@ -211,9 +212,10 @@ def dclw(rows: Rows, *, weight_fn: Callable[[Tensor, Tensor], Tensor] = mises_fi
     >>> round(fastcl.dclw(torch.eye(2), torch.eye(2), temperature=0.5).item(), 4)  # 0 - 1 * 2
     -2.0
     """
-    weights = weight_fn(rows.query, rows.positive_key)
-    check_tensor("weight_fn", weights, (rows.pos.shape[0],), rows.pos.device)
-    return _unless_empty(rows, rows.lse - weights * rows.pos)
+    weights = [weight_fn(*pair) for pair in rows.pairs]
+    for each, (query, _) in zip(weights, rows.pairs, strict=True):
+        check_tensor("weight_fn", each, (query.shape[0],), query.device)
+    return _unless_empty(rows, rows.lse - (weights[0] if len(weights) == 1 else torch.cat(weights)) * rows.pos)
 
 
 @_loss(None)

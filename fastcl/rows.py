@@ -24,7 +24,7 @@ from fastcl.checks import (
     on_device,
 )
 from fastcl.negatives import Columns
-from fastcl.ops import Expected, contrast, contrast_expecting
+from fastcl.ops import Expected, contrast_expecting
 from fastcl.private import private_similarity
 
 
@@ -47,8 +47,9 @@ class Rows:
     lse: Tensor  # [N], over all segments; -inf where there is nothing to contrast with
     count: Callable[[], Tensor]  # () -> [N], the number of columns in each row's sum
     lse_at: Callable[[float], Tensor]  # factor -> [N], lse with every similarity times `factor`; one more pass each
-    query: Tensor  # [N, D], normalised if the loss normalises
-    positive_key: Tensor  # [N, D], likewise
+    # (query, positive_key), each [N, D] and normalised if the loss normalises. A symmetric loss has a second pair, which
+    # is the first exchanged, and all that is [N] here is [2N]: the rows of the one direction, then those of the other.
+    pairs: tuple[tuple[Tensor, Tensor], ...]
     scale: float | Tensor  # 1 / temperature: a number, [] or [N]
     log_q: bool  # whether logits are corrected by a log q
 
@@ -170,8 +171,7 @@ def rows_of(
         lse,
         count=lambda: _count(n, matches, sizes, private, given, query.device),
         lse_at=lambda factor: merged(scale * factor, None)[1],
-        query=query,
-        positive_key=positive_key,
+        pairs=((query, positive_key),),
         scale=scale,
         log_q=given.log_q is not None,
     )
@@ -183,35 +183,40 @@ def rows_both_ways(
     temperature: float | Tensor,
     given: Negatives,
     expected: Expected | None = None,
-) -> tuple[Rows, Rows]:
-    """`rows_of` the batch, and of the batch with query and positive_key exchanged."""
+) -> Rows:
+    """`rows_of` the batch, and behind them those of the batch with query and positive_key exchanged."""
     check_symmetric(given, temperature)
+    pairs = ((query, positive_key), (positive_key, query))
     if not from_one_product(query, positive_key):
-        there = rows_of(query, positive_key, temperature, given, expected)
-        return there, rows_of(positive_key, query, temperature, given, expected)
+        each = [rows_of(*pair, temperature, given, expected) for pair in pairs]
+        return Rows(
+            torch.cat([rows.pos for rows in each]),
+            torch.cat([rows.lse for rows in each]),
+            count=lambda: torch.cat([rows.count() for rows in each]),
+            lse_at=lambda factor: torch.cat([rows.lse_at(factor) for rows in each]),
+            pairs=pairs,
+            scale=each[0].scale,
+            log_q=False,
+        )
     scale = inverse(temperature, query, positive_key)
     n, device = query.shape[0], query.device
     given = _checked(given, n, device)
     if given.in_batch is False:
         raise _no_source()
-    pos, *lse = both_ways(query, positive_key, scale, given.ids)
+    pos, lse = both_ways(query, positive_key, scale, given.ids)
 
     def ids() -> Tensor:
         return torch.arange(n, device=device) if given.ids is None else given.ids
 
-    def rows(query: Tensor, positive_key: Tensor, lse: Tensor) -> Rows:
-        return Rows(
-            pos,
-            lse,
-            count=lambda: _count(n, [(ids(), ids())], [n], None, given, device),
-            lse_at=lambda factor: contrast(query, positive_key, scale=scale * factor, row_id=ids(), col_id=ids())[1],
-            query=query,
-            positive_key=positive_key,
-            scale=scale,
-            log_q=False,
-        )
-
-    return rows(query, positive_key, lse[0]), rows(positive_key, query, lse[1])
+    return Rows(
+        pos,
+        lse,
+        count=lambda: _count(n, [(ids(), ids())], [n], None, given, device).repeat(2),
+        lse_at=lambda factor: both_ways(query, positive_key, scale * factor, given.ids)[1],
+        pairs=pairs,
+        scale=scale,
+        log_q=False,
+    )
 
 
 def _no_source() -> ValueError:

@@ -22,6 +22,7 @@ namespace {
 #include "cpu/vec.inl.h"
 #include "cpu/storage.inl.h"
 #include "cpu/rows.inl.h"
+#include "cpu/both.inl.h"
 #include "cpu/product.inl.h"
 #ifdef FASTCL_AMX
 #include "cpu/amx_tiles.inl.h"

@@ -311,5 +311,8 @@ constexpr Kernels<typename P::T> table(const Kernels<typename P::T>* any = nullp
           {walk_forward<P, SoftplusSum>, SoftplusSum<P, true>::combine},
           {walk<P, Sigmoid<P>>, Sigmoid<P>::combine},
           column_sums<P>,
-          write_column_sums<P>};
+          write_column_sums<P>,
+          both_rows<typename P::T>,
+          both_columns<typename P::T>,
+          both_weights<typename P::T>};
 }

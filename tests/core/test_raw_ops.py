@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastcl import fallback, normalize, ops, ops_pairwise
+from fastcl import both_ways, fallback, normalize, ops, ops_pairwise
 
 pytestmark = pytest.mark.skipif(fallback.FORCED, reason="the compiled kernels alone read raw memory")
 N, M, D = 6, 5, 4
@@ -36,6 +36,8 @@ def _arguments(dtype: torch.dtype = torch.float32) -> dict[str, list]:
     _, lse, *sums = ops.forward_op(*forward)
     offset, grad = randn(N), randn(N)
     unit, inverse = normalize._forward(q)
+    ways = [q.to(wide), p.to(wide), row]
+    _, _, *logits = both_ways._forward(*ways, 1.3)
     return {
         "contrast_forward": forward,
         "contrast_backward": [randn(N), grad, *forward[:7], lse, *sums, 1.3, True, True, True, True, True],
@@ -43,6 +45,8 @@ def _arguments(dtype: torch.dtype = torch.float32) -> dict[str, list]:
         "softplus_sum_backward": [grad, q, k, randn(N), offset, *columns, True, True],
         "normalize_forward": [q],
         "normalize_backward": [randn(N, D), unit, inverse, q],
+        "both_ways_forward": [*ways, 1.3],
+        "both_ways_backward": [randn(2 * N), randn(2 * N), *ways, *logits, 1.3, True, True],
     }
 
 
@@ -53,6 +57,8 @@ RUN = {
     "softplus_sum_backward": ops_pairwise.backward_op,
     "normalize_forward": normalize._forward,
     "normalize_backward": normalize._backward,
+    "both_ways_forward": both_ways._forward,
+    "both_ways_backward": both_ways._backward,
 }
 
 

@@ -216,6 +216,61 @@ const char* problem(const Isa& isa, bool pairs) {
   return nullptr;
 }
 
+// Both directions of one matrix, on vectors that end where they end.
+template <class T>
+const char* both_ways(const Isa& isa) {
+  const Kernels<T>& k = kernels_of<T>(isa, DType::kFloat32, DType::kFloat32);
+  const int64_t n = 1 + below(below(3) == 0 ? 300 : 40);
+  const double scale = 0.5 + normal() * normal(), log2e = 1.4426950408889634;
+  auto x = exact<T>(n * n), out = exact<T>(n * n), pos = exact<T>(n), diagonal = exact<T>(n);
+  std::vector<std::vector<T>> v;  // tops, sums and factors of the rows, then those of the columns
+  for (int i = 0; i < 6; ++i) v.push_back(exact<T>(n));
+  auto id = exact<int64_t>(n);
+  for (T& value : x) value = static_cast<T>(4 * normal());
+  for (int64_t& value : id) value = below(below(2) ? 3 : 1000);
+  const std::vector<T> product(x.begin(), x.end());
+  const int64_t* ids = below(2) ? id.data() : nullptr;
+  const auto met = [&](int64_t i, int64_t j) { return ids == nullptr ? i == j : id[i] == id[j]; };
+  const int64_t half = below(n + 1);
+  for (const auto& [begin, end] : {std::pair(int64_t{0}, half), std::pair(half, n)}) {
+    k.both_rows(x.data(), n, T(scale), T(scale * log2e), ids, begin, end, pos.data(), v[0].data(), v[1].data());
+  }
+  k.both_columns(x.data(), n, 0, half, v[3].data(), v[4].data());
+  k.both_columns(x.data(), n, half, n, v[3].data(), v[4].data());
+  for (int64_t i = 0; i < n; ++i) {
+    diagonal[i] = T(i);
+    for (int side = 0; side < 2; ++side) v[3 * side + 2][i] = v[3 * side + 1][i] == 0 ? T(0) : 1 / v[3 * side + 1][i];
+  }
+  k.both_weights(x.data(), n, ids, 0, n, v[0].data(), v[2].data(), v[3].data(), v[5].data(), diagonal.data(),
+                 out.data());
+  const double tolerance = (sizeof(T) == 4 ? 2e-5 : 1e-12) * (1 + 20 * std::fabs(scale));
+  std::vector<double> sums[2] = {std::vector<double>(n, 0.0), std::vector<double>(n, 0.0)};
+  const auto weight = [&](int64_t i, int64_t j) {
+    return met(i, j) ? 0.0 : std::exp(static_cast<double>(product[i * n + j]) * scale);
+  };
+  for (int64_t i = 0; i < n; ++i) {
+    if (!close(pos[i], static_cast<double>(product[i * n + i]) * scale, tolerance)) return "pos of both ways";
+    for (int64_t j = 0; j < n; ++j) {
+      sums[0][i] += weight(i, j);
+      sums[1][j] += weight(i, j);
+    }
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    for (int side = 0; side < 2; ++side) {
+      const double found =
+          (static_cast<double>(v[3 * side][i]) + std::log2(static_cast<double>(v[3 * side + 1][i]))) / log2e;
+      const bool empty = sums[side][i] == 0 && v[3 * side + 1][i] == 0;
+      if (!empty && !close(found, std::log(sums[side][i]), tolerance)) return "lse of both ways";
+    }
+    for (int64_t j = 0; j < n; ++j) {
+      const double w = weight(i, j);
+      const double truth = i == j ? double(i) : w == 0 ? 0 : w / sums[0][i] + w / sums[1][j];
+      if (!close(out[i * n + j], truth, tolerance)) return "weights of both ways";
+    }
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -226,8 +281,9 @@ int main(int argc, char** argv) {
   while (std::chrono::steady_clock::now() < end) {
     for (const Isa* isa : usable_isas()) {
       const bool pairs = below(2);
-      const char* wrong[] = {problem<float>(*isa, pairs), problem<double>(*isa, pairs)};
-      tried += 2;
+      const char* wrong[] = {problem<float>(*isa, pairs), problem<double>(*isa, pairs), both_ways<float>(*isa),
+                             both_ways<double>(*isa)};
+      tried += 4;
       for (const char* what : wrong) {
         if (what == nullptr) continue;
         std::printf("wrong %s on %s after %lld problems\n", what, isa->name, static_cast<long long>(tried));
