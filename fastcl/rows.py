@@ -47,8 +47,8 @@ class Rows:
     lse: Tensor  # [N], over all segments; -inf where there is nothing to contrast with
     count: Callable[[], Tensor]  # () -> [N], the number of columns in each row's sum
     lse_at: Callable[[float], Tensor]  # factor -> [N], lse with every similarity times `factor`; one more pass each
-    # (query, positive_key), each [N, D] and normalised if the loss normalises. A symmetric loss has a second pair, which
-    # is the first exchanged, and all that is [N] here is [2N]: the rows of the one direction, then those of the other.
+    # (query, positive_key), each [N, D] and normalised if the loss normalises. A symmetric loss has a second pair, the
+    # first exchanged, and all that is [N] here is [2N]: the rows of the one direction, then those of the other.
     pairs: tuple[tuple[Tensor, Tensor], ...]
     scale: float | Tensor  # 1 / temperature: a number, [] or [N]
     log_q: bool  # whether logits are corrected by a log q
