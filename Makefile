@@ -14,7 +14,7 @@ CXX_FILES := $(shell find csrc tests benchmarks -name '*.cpp' -o -name '*.h' -o 
 # Folders too, so that a deleted source counts as a change.
 BUILD_INPUTS := setup.py pyproject.toml $(shell find csrc)
 
-.PHONY: demo docs test check build lint format bench clean
+.PHONY: demo docs test check build lint format stubs bench clean
 
 demo: .venv/fastcl-recsys
 	$(BIN)/fastcl demo --data movies
@@ -41,6 +41,10 @@ lint: .venv/fastcl-test
 format: .venv/fastcl-test
 	$(BIN)/ruff check --fix
 	$(BIN)/clang-format -i $(CXX_FILES)
+
+# The stubs that type checkers and editors read, from the registry of the losses.
+stubs: .venv/fastcl-test
+	$(BIN)/python tests/stubs.py
 
 bench: .venv/fastcl-test
 	$(BIN)/python -m benchmarks.bench_overhead --repeats 5

@@ -25,6 +25,7 @@ from fastcl.checks import as_ids, check_tensor, check_weight
 from fastcl.library import NONE
 from fastcl.negatives import Columns, Evicted, NegativeQueue
 from fastcl.normalize import normalized_together
+from fastcl.registry import formula_of
 from fastcl.ring import Group, RingLse, agree, own_ids, padded
 from fastcl.rows import Queue, Rows, check_batch, columns_of, inverse, reduced
 
@@ -272,7 +273,7 @@ def ring(loss: Loss, group: Group = None) -> Loss:
     0.1269
     >>> dist.destroy_process_group()
     """
-    formula = getattr(loss, "__wrapped__", None)
+    formula = formula_of(loss)
     if formula is None:
         raise TypeError(f"loss: expected a formula over pos and lse such as fastcl.infonce, got {loss!r}; {_ELSE}")
 

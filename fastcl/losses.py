@@ -17,6 +17,7 @@ from fastcl.arithmetic import dot, softplus
 from fastcl.checks import check_constant, check_tensor, check_weight, positive_number
 from fastcl.normalize import normalized_together
 from fastcl.ops import Expected
+from fastcl.registry import registered
 from fastcl.rows import (
     Negatives,
     Queue,
@@ -28,16 +29,24 @@ from fastcl.rows import (
 )
 
 
-def _loss(beside: Callable[..., float] | None) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def over_rows(
+    module: str, beside: Callable[..., float] | None
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Makes a formula over `Rows` a public loss: the shared arguments in front, the formula's own keywords behind.
 
+    module: the name of its class in `fastcl.nn`.
     beside: where lse enters the formula as log(a exp(pos) + exp(lse)), up to a factor: a function from the formula's
         keywords to log a; else None. Only speed depends on it (`fastcl.ops.Expected`).
     """
-    return functools.partial(_public, beside=beside)
+
+    def publish(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        loss = _public(formula, beside)
+        return registered(module, 3, formula)(loss)
+
+    return publish
 
 
-def _public(formula: Callable[..., Tensor], *, beside: Callable[..., float] | None) -> Callable[..., Tensor]:
+def _public(formula: Callable[..., Tensor], beside: Callable[..., float] | None) -> Callable[..., Tensor]:
     @functools.wraps(formula, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
     def loss(
         query: Tensor,  # [N, D]
@@ -81,6 +90,7 @@ def _public(formula: Callable[..., Tensor], *, beside: Callable[..., float] | No
     shared = [p for p in inspect.signature(loss, follow_wrapped=False).parameters.values() if p.name != "constants"]
     own = list(inspect.signature(formula).parameters.values())[1:]
     loss.__signature__ = inspect.Signature([*shared, *own], return_annotation=Tensor)  # type: ignore[attr-defined]
+    del loss.__dict__["__wrapped__"]  # the formula is no function of the same arguments; it is in the registry
     return loss
 
 
@@ -96,7 +106,7 @@ def _epsilon(epsilon: float = 0.0, **constants: Any) -> float:
     return math.log(epsilon) if isinstance(epsilon, (int, float)) and epsilon > 0 else -math.inf
 
 
-@_loss(_as_it_is)
+@over_rows("InfoNCE", beside=_as_it_is)
 def infonce(rows: Rows) -> Tensor:
     """InfoNCE (van den Oord et al. 2018, Eq. 4): -log of the positive's share in the softmax over it and the negatives.
 
@@ -159,7 +169,7 @@ def infonce(rows: Rows) -> Tensor:
     return softplus(rows.lse - rows.pos)
 
 
-@_loss(_nothing)
+@over_rows("DCL", beside=_nothing)
 def dcl(rows: Rows) -> Tensor:
     """Decoupled contrastive loss (Yeh et al. 2022): InfoNCE without the positive in the denominator.
 
@@ -197,7 +207,7 @@ def mises_fisher_weights(query: Tensor, positive_key: Tensor, sigma: float = 0.5
     return 2.0 - query.shape[0] * torch.softmax(similarity / sigma, 0)
 
 
-@_loss(_nothing)
+@over_rows("DCLW", beside=_nothing)
 def dclw(rows: Rows, *, weight_fn: Callable[[Tensor, Tensor], Tensor] = mises_fisher_weights) -> Tensor:
     """Weighted decoupled contrastive loss, DCLW (Yeh et al. 2022): DCL with a weight on the positive term.
 
@@ -218,7 +228,7 @@ def dclw(rows: Rows, *, weight_fn: Callable[[Tensor, Tensor], Tensor] = mises_fi
     return _unless_empty(rows, rows.lse - (weights[0] if len(weights) == 1 else torch.cat(weights)) * rows.pos)
 
 
-@_loss(None)
+@over_rows("DebiasedInfoNCE", beside=None)
 def debiased_infonce(rows: Rows, *, tau_plus: float = 0.1, beta: float = 0.0) -> Tensor:
     """Debiased InfoNCE (Chuang et al. 2020, Eqs. 7 and 8); with beta > 0, hard negatives (Robinson et al. 2021).
 
@@ -262,7 +272,7 @@ def debiased_infonce(rows: Rows, *, tau_plus: float = 0.1, beta: float = 0.0) ->
     return _unless_empty(rows, softplus(torch.maximum(negative, log_count - rows.scale) - rows.pos))
 
 
-@_loss(_epsilon)
+@over_rows("InfoNCEPlus", beside=_epsilon)
 def infonce_plus(rows: Rows, *, epsilon: float = 0.0, lam: float = 1.1) -> Tensor:
     """InfoNCE+ (Li et al. 2023, arXiv 2312.08520): `epsilon` weighs the positive in the denominator, `lam` repulsion.
 
@@ -285,7 +295,7 @@ def infonce_plus(rows: Rows, *, epsilon: float = 0.0, lam: float = 1.1) -> Tenso
     return _unless_empty(rows, lam * softplus(rows.lse - z) + ((lam - 1) * rows.pos + lam * math.log(epsilon)))
 
 
-@_loss(_nothing)
+@over_rows("MINE", beside=_nothing)
 def mine(rows: Rows) -> Tensor:
     """MINE (Belghazi et al. 2018; for recommendation Li et al. 2023): the negative terms are averaged, not summed.
 
@@ -301,7 +311,7 @@ def mine(rows: Rows) -> Tensor:
     return _unless_empty(rows, _log_mean(rows) - rows.pos)
 
 
-@_loss(_nothing)
+@over_rows("MINEPlus", beside=_nothing)
 def mine_plus(rows: Rows, *, lam: float = 1.1) -> Tensor:
     """MINE+ (Li et al. 2023, arXiv 2312.08520): MINE with a weight `lam` > 0 on repulsion (paper: 1.1 to 1.2).
 

@@ -12,6 +12,7 @@ from fastcl.arithmetic import compute_dtype, dot, softplus
 from fastcl.checks import check_constant, check_reduction, check_scale, check_tensor, check_weight, in_memory
 from fastcl.ops_pairwise import softplus_sum
 from fastcl.private import private_similarity
+from fastcl.registry import registered
 from fastcl.rows import check_batch, check_negatives, reduced
 
 
@@ -23,6 +24,7 @@ def _check(query: Tensor, positive_key: Tensor, negative_keys: Tensor, reduction
         in_memory(name, t)
 
 
+@registered("BPR", inputs=3)
 def bpr(
     query: Tensor, positive_key: Tensor, negative_keys: Tensor, reduction: str = "mean", weight: Tensor | None = None
 ) -> Tensor:
@@ -53,6 +55,7 @@ def bpr(
     return reduced(softplus(private_similarity(query, negative_keys) - pos[:, None]).sum(1), reduction, weight)
 
 
+@registered("NegativeSampling", inputs=3)
 def negative_sampling(
     query: Tensor, positive_key: Tensor, negative_keys: Tensor, reduction: str = "mean", weight: Tensor | None = None
 ) -> Tensor:
@@ -75,11 +78,12 @@ def negative_sampling(
     return reduced(positive + softplus(private_similarity(query, negative_keys)).sum(1), reduction, weight)
 
 
+@registered("SigLIP", inputs=2)
 def siglip(
     query: Tensor,
     key: Tensor,
-    logit_scale: float | Tensor,
-    logit_bias: float | Tensor,
+    logit_scale: float | Tensor = 10.0,
+    logit_bias: float | Tensor = -10.0,
     reduction: str = "mean",
     weight: Tensor | None = None,
 ) -> Tensor:
@@ -89,8 +93,8 @@ def siglip(
 
     Args:
         query, key: [N, D]; normalise them beforehand, as the paper does.
-        logit_scale, logit_bias: numbers or 0-d tensors (may learn). The paper starts at 10 and -10; it learns the
-            logarithm of the scale, so pass `log_scale.exp()`.
+        logit_scale, logit_bias: numbers or 0-d tensors (may learn). 10 and -10 are where the paper starts; it learns
+            the logarithm of the scale, so pass `log_scale.exp()`.
         reduction: "mean" over the N rows, "sum" or "none" ([N]).
         weight: [N], multiplies a row's loss; a mean still divides by N.
 
@@ -117,6 +121,7 @@ def siglip(
     return reduced(rows, reduction, weight)
 
 
+@registered("Triplet", inputs=3)
 def triplet(
     anchor: Tensor,
     positive: Tensor,
@@ -150,6 +155,7 @@ def triplet(
     return reduced(F.relu(dot(anchor, negative) - dot(anchor, positive) + margin), reduction, weight)
 
 
+@registered("JensenShannon", inputs=3)
 def jensen_shannon(
     query: Tensor, positive_key: Tensor, negative_keys: Tensor, reduction: str = "mean", weight: Tensor | None = None
 ) -> Tensor:

@@ -12,13 +12,17 @@ from fastcl.arithmetic import softplus
 from fastcl.checks import as_ids, check_reduction, check_temperature, check_tensor, check_weight, readable
 from fastcl.losses import infonce
 from fastcl.ops import Expected, contrast_expecting
+from fastcl.registry import registered
 from fastcl.rows import Queue, inverse, reduced
 
 
+@registered("SampledSoftmax", inputs=3)
 def sampled_softmax(
     query: Tensor,  # [N, D]
     positive_key: Tensor,  # [N, D]
     negative_keys: Tensor | None = None,  # [M, D] or [N, K, D]
+    temperature: float | Tensor = 1.0,  # a number, [] or [N]
+    reduction: str = "mean",
     *,
     in_batch: bool | None = None,
     queue: Queue | None = None,
@@ -26,8 +30,6 @@ def sampled_softmax(
     negative_ids: Tensor | None = None,  # [M] or [N, K]
     log_q: Tensor | None = None,  # [N]
     negative_log_q: Tensor | None = None,  # [M] or [N, K]
-    temperature: float | Tensor = 1.0,  # a number, [] or [N]
-    reduction: str = "mean",
     weight: Tensor | None = None,  # [N]
 ) -> Tensor:
     """Sampled softmax (Bengio & Senecal 2008; Zhou et al. 2021, CLRec, Eq. 2): full softmax estimated from samples.
@@ -74,6 +76,7 @@ def sampled_softmax(
     )
 
 
+@registered("LinearCrossEntropy", inputs=4)
 def linear_cross_entropy(
     query: Tensor,  # [N, D]
     table: Tensor,  # [V, D]

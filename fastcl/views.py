@@ -11,9 +11,11 @@ from fastcl.checks import as_ids, check_reduction, check_temperature, check_tens
 from fastcl.losses import infonce
 from fastcl.normalize import normalized
 from fastcl.ops import contrast
+from fastcl.registry import registered
 from fastcl.rows import inverse, reduced
 
 
+@registered("NTXent", inputs=2)
 def nt_xent(
     view1: Tensor,  # [B, D]
     view2: Tensor,  # [B, D]
@@ -54,6 +56,7 @@ def nt_xent(
     )
 
 
+@registered("SupCon", inputs=2)
 def supcon(
     features: Tensor,  # [N, D]
     labels: Tensor,  # [N]
@@ -116,6 +119,7 @@ def supcon(
     return reduced(per_row, reduction, weight)
 
 
+@registered("Alignment", inputs=2)
 def alignment(
     x: Tensor,  # [N, D]
     y: Tensor,  # [N, D]
@@ -154,6 +158,7 @@ def alignment(
     return reduced(square.masked_fill(meet, 1.0).pow(alpha / 2).masked_fill(meet, 0.0), reduction, weight)
 
 
+@registered("Uniformity", inputs=1)
 def uniformity(x: Tensor, t: float = 2.0) -> Tensor:
     """Uniformity (Wang & Isola 2020, section 4.1.2): how evenly embeddings are spread; lower is more even.
 

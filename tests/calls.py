@@ -86,15 +86,26 @@ PAIRWISE = {
     for name in ("bpr", "negative_sampling", "jensen_shannon")
     for kind, keys in (("shared", SHARED), ("private", PRIVATE))
 }
-# The first of the losses over `Rows` in all its forms, the others, which share its code, in one each.
+# The losses over `pos` and `lse`, one row each: settings to test the loss with, besides its defaults. The last of them
+# are those that its module is tested with.
+FAMILY: dict[str, list[dict[str, Any]]] = {
+    "infonce": [{}],
+    "dcl": [{}],
+    "dclw": [{}],
+    "debiased_infonce": [{}, {"tau_plus": 0.02, "beta": 0.3}],
+    "infonce_plus": [{}, {"epsilon": 0.3, "lam": 1.2}],
+    "mine": [{}],
+    "mine_plus": [{}, {"lam": 1.3}],
+}
+# The first of the family in all its forms, the others, which share its code, in one each.
 CALLS: dict[str, Call] = {
+    **{name: Call(name, ROWS | ONE_T | WEIGHT) for name in FAMILY},
     "contrast": Call("contrast", {**PAIR, "positive": Argument("ND"), "scale": Argument("", "positive"), **COLUMNS}),
     "contrast, a scale a row": Call("contrast", {**PAIR, "scale": Argument("N", "positive")}),
     "softplus_sum": Call(
         "softplus_sum", {**PAIR, "scale": Argument("", "positive"), "offset": Argument("N", "number"), **COLUMNS}
     ),
     "softplus_sum, a scale a row": Call("softplus_sum", {**PAIR, "scale": Argument("N", "positive")}),
-    "infonce": Call("infonce", ROWS | ONE_T | WEIGHT),
     "infonce, as it is": Call("infonce", ROWS | ONE_T, {"normalize": False}),
     "infonce, symmetric": Call("infonce", ROWS | ONE_T | IDS, {"symmetric": True}),
     "infonce, shared": Call(
@@ -104,9 +115,6 @@ CALLS: dict[str, Call] = {
         "infonce", ROWS | PRIVATE | IDS | {"negative_ids": Argument("NK", "id")}, {"normalize": False}
     ),
     "infonce, queue": Call("infonce", ROWS | ROW_T | IDS | LOG_Q | QUEUE),
-    "dcl": Call("dcl", ROWS | ONE_T | WEIGHT),
-    "dclw": Call("dclw", ROWS | ONE_T | WEIGHT),
-    "debiased_infonce": Call("debiased_infonce", ROWS | ONE_T | WEIGHT),
     "infonce_plus": Call("infonce_plus", ROWS | SHARED | ONE_T | WEIGHT, {"epsilon": 0.5}),
     "mine": Call("mine", ROWS | ONE_T | WEIGHT | IDS),
     "mine_plus": Call("mine_plus", ROWS | SHARED | ROW_T | WEIGHT, {"in_batch": True}),

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-import fastcl
 from fastcl.recsys import MODELS
 from fastcl.recsys.cli.main import build_parser
 from fastcl.recsys.settings import settings_of, shortened
+from fastcl.registry import LOSSES
 
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.M)
 
@@ -111,16 +111,26 @@ def normalises(loss: Callable[..., torch.Tensor]) -> str:
 
 def conventions() -> str:
     rows = []
-    for name in fastcl.__all__:
-        loss = getattr(fastcl, name)
-        parameters = inspect.signature(loss).parameters if inspect.isroutine(loss) else {}
-        if {"reduction", "t"} & parameters.keys():
-            default = {key: f"`{parameters[key].default}`" for key in ("temperature", "reduction") if key in parameters}
-            rows.append([f"`{name}`", normalises(loss), default.get("temperature", ""), default.get("reduction", "")])
-    return table(["loss", "normalises its vectors", "temperature", "reduction"], rows)
+    for name, loss in LOSSES.items():
+        parameters = inspect.signature(loss.function).parameters
+        default = [f"`{parameters[key].default}`" if key in parameters else "" for key in ("temperature", "reduction")]
+        rows.append([f"`{name}`", f"`nn.{loss.module}`", normalises(loss.function), *default])
+    return table(["loss", "module", "normalises its vectors", "temperature", "reduction"], rows)
 
 
-MADE: dict[str, Callable[[], str]] = {"commands": commands, "configs": configs, "conventions": conventions}
+def family() -> str:
+    """The documentation of the losses over `pos` and `lse`."""
+    names = [name for name, loss in LOSSES.items() if loss.formula is not None]
+    lines = "\n".join(f".. autofunction:: fastcl.{name}" for name in names)
+    return f"```{{eval-rst}}\n{lines}\n.. autofunction:: fastcl.mises_fisher_weights\n```"
+
+
+MADE: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "configs": configs,
+    "conventions": conventions,
+    "family": family,
+}
 
 
 def read(app: Any, docname: str, source: list[str]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from calls import FAMILY
 from conftest import gradients, leaves
 from problems import DTYPES, F32, F64
 from torch import Tensor
@@ -17,7 +18,7 @@ from fastcl import both_ways, reference
 
 INF, NAN = torch.inf, torch.nan
 LARGEST = 2048
-LOSSES = ("infonce", "dcl", "dclw", "infonce_plus", "mine", "mine_plus", "debiased_infonce")
+LOSSES = list(FAMILY)
 
 
 def pairs(n: int, d: int, dtype: torch.dtype = F32, seed: int = 0) -> dict[str, Tensor]:

@@ -7,31 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from calls import FAMILY
 from problems import Batch
 from torch import Tensor, nn
 
 import fastcl
-import fastcl.nn
-
-MODULES = {
-    "infonce": fastcl.nn.InfoNCE,
-    "dcl": fastcl.nn.DCL,
-    "dclw": fastcl.nn.DCLW,
-    "debiased_infonce": fastcl.nn.DebiasedInfoNCE,
-    "infonce_plus": fastcl.nn.InfoNCEPlus,
-    "mine": fastcl.nn.MINE,
-    "mine_plus": fastcl.nn.MINEPlus,
-}
+from fastcl.registry import LOSSES
 
 
-@pytest.mark.parametrize("loss", list(MODULES))
+@pytest.mark.parametrize("loss", list(FAMILY))
 def test_modules_equal_the_functions(loss: str) -> None:
-    constants: dict[str, Any] = {
-        "infonce_plus": {"epsilon": 0.3, "lam": 1.2},
-        "mine_plus": {"lam": 1.3},
-        "dclw": {"weight_fn": partial(fastcl.mises_fisher_weights, sigma=0.7)},
-        "debiased_infonce": {"tau_plus": 0.02, "beta": 0.3},
-    }.get(loss, {})
+    weights = {"weight_fn": partial(fastcl.mises_fisher_weights, sigma=0.7)}
+    constants, made = weights if loss == "dclw" else FAMILY[loss][-1], getattr(fastcl.nn, LOSSES[loss].module)
     log_q = loss != "debiased_infonce"
     learn, rest = Batch(negatives="private", in_batch=True, queue="full", ids=True, log_q=log_q).build()
     rest["weight"] = torch.rand(9, generator=torch.Generator().manual_seed(0))
@@ -39,7 +26,7 @@ def test_modules_equal_the_functions(loss: str) -> None:
     options = {name: x for name, x in {**learn, **rest}.items() if name not in in_constructor}
     for reduction in ("mean", "none"):
         for normalize in (True, False):
-            module = MODULES[loss](
+            module = made(
                 temperature=0.2, reduction=reduction, negative_mode="paired", normalize=normalize, **constants
             )
             assert isinstance(module, torch.nn.Module)
@@ -48,7 +35,7 @@ def test_modules_equal_the_functions(loss: str) -> None:
             )
             assert torch.equal(module(**options), expected)
     default = getattr(fastcl, loss)(learn["query"], learn["positive_key"])
-    assert torch.equal(MODULES[loss]()(learn["query"], learn["positive_key"]), default)
+    assert torch.equal(made()(learn["query"], learn["positive_key"]), default)
 
 
 def test_module_registers_a_learning_temperature() -> None:
@@ -59,6 +46,42 @@ def test_module_registers_a_learning_temperature() -> None:
     module(query, query.flip(0)).backward()
     assert temperature.grad is not None
     assert temperature.grad.item() != 0
+
+
+def test_tensors_among_the_settings_are_buffers() -> None:
+    module = fastcl.nn.InfoNCE(torch.tensor(0.2, dtype=torch.float64))
+    assert dict(module.named_parameters()) == {}
+    assert module.state_dict() == {"temperature": torch.tensor(0.2, dtype=torch.float64)}
+    assert module.to(torch.float32).temperature.dtype == torch.float32
+    assert module.to("meta").temperature.device.type == "meta"
+    learning = fastcl.nn.SigLIP(nn.Parameter(torch.tensor(10.0)), torch.tensor(-10.0))
+    assert list(learning.state_dict()) == ["logit_scale", "logit_bias"]
+    assert [name for name, _ in learning.named_parameters()] == ["logit_scale"]
+    again = fastcl.nn.SigLIP(nn.Parameter(torch.tensor(1.0)), torch.tensor(0.0))
+    again.load_state_dict(learning.state_dict())
+    assert torch.equal(again(X, Y), learning(X, Y))
+    # A queue among the settings is a part of the module, and moves and is saved with it.
+    queue = fastcl.NegativeQueue(8, 4)
+    assert [*fastcl.nn.InfoNCE(queue=queue).children()] == [queue]
+
+
+def test_print_shows_the_settings() -> None:
+    assert repr(fastcl.nn.MINEPlus(0.07, normalize=False, lam=1.2)) == (
+        "MINEPlus(temperature=0.07, reduction='mean', normalize=False, symmetric=False, lam=1.2)"
+    )
+    module = fastcl.nn.LinearCrossEntropy(nn.Parameter(torch.tensor(0.25)), weight=torch.ones(3))
+    assert "temperature=Parameter(0.25), ignore_index=-100, reduction='mean'" in repr(module)
+    assert "weight=Tensor[3]" in repr(module)
+    module.temperature.data.fill_(0.5)
+    assert "temperature=Parameter(0.5)" in repr(module)
+    assert "weight_fn=mises_fisher_weights" in repr(fastcl.nn.DCLW())
+
+
+def test_a_call_has_precedence_over_the_settings() -> None:
+    module = fastcl.nn.InfoNCE(0.2, reduction="sum")
+    rows = module(X, Y, temperature=0.3, reduction="none")
+    assert torch.equal(rows, fastcl.infonce(X, Y, temperature=0.3, reduction="none"))
+    assert torch.equal(module(X, Y), fastcl.infonce(X, Y, temperature=0.2, reduction="sum"))
 
 
 X, Y = (torch.randn(6, 4, generator=torch.Generator().manual_seed(i)) for i in range(2))
@@ -100,8 +123,13 @@ def test_modules_of_other_shapes_equal_the_functions(
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: fastcl.nn.InfoNCE(temprature=0.2), TypeError, "temprature: expected one of normalize, .*unknown"),
+        (lambda: fastcl.nn.InfoNCE(temprature=0.2), TypeError, "temprature: expected one of temperature, .*unknown"),
         (lambda: fastcl.nn.DCL(epsilon=0.2), TypeError, "epsilon: expected one of"),
+        (lambda: fastcl.nn.Triplet(temperature=0.2), TypeError, "temperature: expected one of margin, .*unknown"),
+        (lambda: fastcl.nn.SupCon(features=X), TypeError, "features: expected one of temperature, .*unknown"),
+        (lambda: fastcl.nn.BPR("mean", None, 3), TypeError, "too many positional"),
+        (lambda: fastcl.nn.DCL(-0.1), ValueError, "temperature: .*above 0.*-0.1"),
+        (lambda: fastcl.nn.DCL("0.1"), TypeError, "temperature: expected a number, got str"),
         (lambda: fastcl.nn.InfoNCE(reduction="avg"), ValueError, "reduction: expected 'mean'.*avg"),
         (lambda: fastcl.nn.NTXent(reduction="avg"), ValueError, "reduction: expected 'mean'.*avg"),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from calls import FAMILY
 from hypothesis import given
 from problems import BF16, DTYPES, F16, F32, F64, Batch, batches
 from torch import Tensor
@@ -20,7 +21,7 @@ from fastcl import reference
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-LOSSES = ("infonce", "dcl", "dclw", "infonce_plus", "mine", "mine_plus", "debiased_infonce")
+LOSSES = list(FAMILY)
 
 
 def _weight(n: int, dtype: torch.dtype = F64) -> Tensor:

@@ -1,0 +1,198 @@
+# Written by tests/stubs.py (make stubs) from the registry of the losses.
+
+import collections.abc
+
+import torch
+
+import fastcl.rows
+from fastcl import nn as nn
+from fastcl._build import config as config
+from fastcl._build import set_isa as set_isa
+from fastcl._build import show_config as show_config
+from fastcl.losses import mises_fisher_weights as mises_fisher_weights
+from fastcl.momentum import momentum_update as momentum_update
+from fastcl.negatives import Evicted as Evicted
+from fastcl.negatives import NegativeQueue as NegativeQueue
+from fastcl.ops import contrast as contrast
+from fastcl.ops_pairwise import softplus_sum as softplus_sum
+from fastcl.pairwise import bpr as bpr
+from fastcl.pairwise import jensen_shannon as jensen_shannon
+from fastcl.pairwise import negative_sampling as negative_sampling
+from fastcl.pairwise import siglip as siglip
+from fastcl.pairwise import triplet as triplet
+from fastcl.softmax import linear_cross_entropy as linear_cross_entropy
+from fastcl.softmax import sampled_softmax as sampled_softmax
+from fastcl.views import alignment as alignment
+from fastcl.views import nt_xent as nt_xent
+from fastcl.views import supcon as supcon
+from fastcl.views import uniformity as uniformity
+
+__version__: str
+__all__ = [
+    "Evicted",
+    "NegativeQueue",
+    "alignment",
+    "bpr",
+    "config",
+    "contrast",
+    "dcl",
+    "dclw",
+    "debiased_infonce",
+    "infonce",
+    "infonce_plus",
+    "jensen_shannon",
+    "linear_cross_entropy",
+    "mine",
+    "mine_plus",
+    "mises_fisher_weights",
+    "momentum_update",
+    "negative_sampling",
+    "nt_xent",
+    "sampled_softmax",
+    "set_isa",
+    "show_config",
+    "siglip",
+    "softplus_sum",
+    "supcon",
+    "triplet",
+    "uniformity",
+]
+
+def dcl(
+    query: torch.Tensor,
+    positive_key: torch.Tensor,
+    negative_keys: torch.Tensor | None = None,
+    temperature: float | torch.Tensor = 0.1,
+    reduction: str = 'mean',
+    negative_mode: str | None = None,
+    *,
+    normalize: bool = True,
+    in_batch: bool | None = None,
+    queue: fastcl.rows.Queue | None = None,
+    ids: torch.Tensor | None = None,
+    negative_ids: torch.Tensor | None = None,
+    log_q: torch.Tensor | None = None,
+    negative_log_q: torch.Tensor | None = None,
+    symmetric: bool = False,
+    weight: torch.Tensor | None = None,
+) -> torch.Tensor: ...
+
+def dclw(
+    query: torch.Tensor,
+    positive_key: torch.Tensor,
+    negative_keys: torch.Tensor | None = None,
+    temperature: float | torch.Tensor = 0.1,
+    reduction: str = 'mean',
+    negative_mode: str | None = None,
+    *,
+    normalize: bool = True,
+    in_batch: bool | None = None,
+    queue: fastcl.rows.Queue | None = None,
+    ids: torch.Tensor | None = None,
+    negative_ids: torch.Tensor | None = None,
+    log_q: torch.Tensor | None = None,
+    negative_log_q: torch.Tensor | None = None,
+    symmetric: bool = False,
+    weight: torch.Tensor | None = None,
+    weight_fn: collections.abc.Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = ...,
+) -> torch.Tensor: ...
+
+def debiased_infonce(
+    query: torch.Tensor,
+    positive_key: torch.Tensor,
+    negative_keys: torch.Tensor | None = None,
+    temperature: float | torch.Tensor = 0.1,
+    reduction: str = 'mean',
+    negative_mode: str | None = None,
+    *,
+    normalize: bool = True,
+    in_batch: bool | None = None,
+    queue: fastcl.rows.Queue | None = None,
+    ids: torch.Tensor | None = None,
+    negative_ids: torch.Tensor | None = None,
+    log_q: torch.Tensor | None = None,
+    negative_log_q: torch.Tensor | None = None,
+    symmetric: bool = False,
+    weight: torch.Tensor | None = None,
+    tau_plus: float = 0.1,
+    beta: float = 0.0,
+) -> torch.Tensor: ...
+
+def infonce(
+    query: torch.Tensor,
+    positive_key: torch.Tensor,
+    negative_keys: torch.Tensor | None = None,
+    temperature: float | torch.Tensor = 0.1,
+    reduction: str = 'mean',
+    negative_mode: str | None = None,
+    *,
+    normalize: bool = True,
+    in_batch: bool | None = None,
+    queue: fastcl.rows.Queue | None = None,
+    ids: torch.Tensor | None = None,
+    negative_ids: torch.Tensor | None = None,
+    log_q: torch.Tensor | None = None,
+    negative_log_q: torch.Tensor | None = None,
+    symmetric: bool = False,
+    weight: torch.Tensor | None = None,
+) -> torch.Tensor: ...
+
+def infonce_plus(
+    query: torch.Tensor,
+    positive_key: torch.Tensor,
+    negative_keys: torch.Tensor | None = None,
+    temperature: float | torch.Tensor = 0.1,
+    reduction: str = 'mean',
+    negative_mode: str | None = None,
+    *,
+    normalize: bool = True,
+    in_batch: bool | None = None,
+    queue: fastcl.rows.Queue | None = None,
+    ids: torch.Tensor | None = None,
+    negative_ids: torch.Tensor | None = None,
+    log_q: torch.Tensor | None = None,
+    negative_log_q: torch.Tensor | None = None,
+    symmetric: bool = False,
+    weight: torch.Tensor | None = None,
+    epsilon: float = 0.0,
+    lam: float = 1.1,
+) -> torch.Tensor: ...
+
+def mine(
+    query: torch.Tensor,
+    positive_key: torch.Tensor,
+    negative_keys: torch.Tensor | None = None,
+    temperature: float | torch.Tensor = 0.1,
+    reduction: str = 'mean',
+    negative_mode: str | None = None,
+    *,
+    normalize: bool = True,
+    in_batch: bool | None = None,
+    queue: fastcl.rows.Queue | None = None,
+    ids: torch.Tensor | None = None,
+    negative_ids: torch.Tensor | None = None,
+    log_q: torch.Tensor | None = None,
+    negative_log_q: torch.Tensor | None = None,
+    symmetric: bool = False,
+    weight: torch.Tensor | None = None,
+) -> torch.Tensor: ...
+
+def mine_plus(
+    query: torch.Tensor,
+    positive_key: torch.Tensor,
+    negative_keys: torch.Tensor | None = None,
+    temperature: float | torch.Tensor = 0.1,
+    reduction: str = 'mean',
+    negative_mode: str | None = None,
+    *,
+    normalize: bool = True,
+    in_batch: bool | None = None,
+    queue: fastcl.rows.Queue | None = None,
+    ids: torch.Tensor | None = None,
+    negative_ids: torch.Tensor | None = None,
+    log_q: torch.Tensor | None = None,
+    negative_log_q: torch.Tensor | None = None,
+    symmetric: bool = False,
+    weight: torch.Tensor | None = None,
+    lam: float = 1.1,
+) -> torch.Tensor: ...

@@ -1,0 +1,39 @@
+"""The registry of the losses, from which the package, `fastcl.nn`, the tests and the documentation know them all.
+
+A loss enters it with `registered`, or with `over_rows` in losses.py if it is a formula over `pos` and `lse`. No loss is
+written here.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from torch import Tensor
+
+Function = TypeVar("Function", bound=Callable[..., Tensor])
+
+
+class Loss(NamedTuple):
+    function: Callable[..., Tensor]  # fastcl.NAME
+    module: str  # its class is fastcl.nn.MODULE
+    inputs: int  # how many arguments in front belong to a batch; the others are settings of the module
+    formula: Callable[..., Tensor] | None = None  # over `fastcl.rows.Rows`, for a loss that is one
+
+
+LOSSES: dict[str, Loss] = {}  # by the name of the function
+
+
+def registered(
+    module: str, inputs: int, formula: Callable[..., Tensor] | None = None
+) -> Callable[[Function], Function]:
+    """Enters the decorated function into `LOSSES` and leaves it as it is."""
+
+    def enter(function: Function) -> Function:
+        LOSSES[function.__name__] = Loss(function, module, inputs, formula)
+        return function
+
+    return enter
+
+
+def formula_of(function: Any) -> Callable[..., Tensor] | None:
+    """The formula over rows behind a public loss, or None."""
+    return next((loss.formula for loss in LOSSES.values() if loss.function is function), None)

@@ -1,0 +1,84 @@
+"""What editors and type checkers are told of fastcl is true: mypy and pyright on right and wrong calls, and stubs that
+say what is there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import pydoc
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import stubs
+
+import fastcl
+from fastcl.registry import LOSSES
+
+ROOT = Path(__file__).parent.parent
+CALLS = Path(__file__).parent / "typed_calls.py"
+LINES = CALLS.read_text().splitlines()
+WRONG = {nth for nth, line in enumerate(LINES, start=1) if line.endswith("# wrong")}
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture(scope="module")
+def checkers() -> dict[str, subprocess.Popen[str]]:
+    """Both at work at the same time."""
+    commands = {
+        "mypy": [sys.executable, "-m", "mypy", "--no-error-summary", "--no-pretty", str(CALLS)],
+        "pyright": [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, str(CALLS)],
+    }
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT, "env": environment}
+    return {name: subprocess.Popen(command, **pipes) for name, command in commands.items() if (BIN / name).is_file()}
+
+
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_type_checkers_know_right_calls_from_wrong_ones(
+    checkers: dict[str, subprocess.Popen[str]], checker: str
+) -> None:
+    if checker not in checkers:
+        pytest.skip(f"{checker} is not installed")
+    printed, errors = checkers[checker].communicate(timeout=300)
+    if checker == "pyright":
+        told = json.loads(printed)["generalDiagnostics"]
+        found = {item["range"]["start"]["line"] + 1 for item in told if item["severity"] == "error"}
+    else:
+        found = {int(line) for line in re.findall(rf"{CALLS.name}:(\d+): error", printed)}
+    unseen, refused = ([LINES[nth - 1] for nth in sorted(lines)] for lines in (WRONG - found, found - WRONG))
+    assert not unseen, f"{checker} let pass: {unseen}\n{printed[-2000:]}{errors[-2000:]}"
+    assert not refused, f"{checker} refused: {refused}\n{printed[-2000:]}{errors[-2000:]}"
+
+
+def test_everything_public_is_called_rightly_and_wrongly() -> None:
+    names = [*fastcl.__all__, *(f"nn.{loss.module}" for loss in LOSSES.values())]
+    for wrong in (False, True):
+        lines = "\n".join(line for nth, line in enumerate(LINES, start=1) if (nth in WRONG) is wrong)
+        assert [name for name in names if not re.search(rf"\bfastcl\.{name}\b", lines)] == []
+
+
+@pytest.mark.parametrize("path", stubs.STUBS, ids=lambda path: path.name)
+def test_stubs_say_what_is_there(path: Path) -> None:
+    assert path.read_text() == stubs.STUBS[path](), "run `make stubs`"
+
+
+def test_signatures_are_true_at_run_time() -> None:
+    shared = list(inspect.signature(fastcl.infonce).parameters)
+    assert shared[:4] == ["query", "positive_key", "negative_keys", "temperature"]
+    own = {name: list(inspect.signature(getattr(fastcl, name)).parameters) for name in ("mine", "infonce_plus")}
+    assert own == {"mine": shared, "infonce_plus": [*shared, "epsilon", "lam"]}
+    made = inspect.signature(fastcl.nn.InfoNCEPlus)
+    assert [*made.parameters] == own["infonce_plus"][3:]
+    assert made.parameters["lam"].default == 1.1
+    assert list(inspect.signature(fastcl.nn.InfoNCEPlus().forward).parameters) == own["infonce_plus"]
+    assert "tau_plus" in help_of(fastcl.debiased_infonce)
+    assert "tau_plus: float = 0.1" in help_of(fastcl.nn.DebiasedInfoNCE)
+
+
+def help_of(thing: object) -> str:
+    return pydoc.plain(pydoc.render_doc(thing))

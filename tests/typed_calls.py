@@ -1,0 +1,130 @@
+"""Right and wrong calls of everything public, for type checkers: a line that ends in `# wrong` is an error to them.
+
+Never run: test_typing.py has mypy and pyright read this file.
+"""
+
+from typing import assert_type
+
+import torch
+from torch import Tensor, nn
+
+import fastcl
+
+x = torch.eye(2)
+ids = torch.tensor([0, 1])
+queue = fastcl.NegativeQueue(8, 2)
+
+# The losses over rows: each has the arguments that all share, and its own.
+assert_type(fastcl.infonce(x, x), Tensor)
+fastcl.infonce(x, x, x, 0.1, "mean", None, normalize=False, in_batch=True, queue=queue, ids=ids, weight=x[0])
+fastcl.infonce(x, positive_key=x, temperature=x[0], log_q=x[0], negative_log_q=x[0], symmetric=True)
+fastcl.infonce(x, x, temprature=0.1)  # wrong
+fastcl.infonce(x)  # wrong
+fastcl.infonce(x, x, temperature="cold")  # wrong
+fastcl.infonce(x, x, queue=x)  # wrong
+fastcl.infonce(x, x, epsilon=0.5)  # wrong
+fastcl.infonce(x, x, None, 0.1, "mean", None, False)  # wrong
+assert_type(fastcl.dcl(x, x, ids=ids), Tensor)
+fastcl.dcl(x, x, lam=1.2)  # wrong
+fastcl.dclw(x, x, weight_fn=fastcl.mises_fisher_weights)
+fastcl.dclw(x, x, weight_fn=0.5)  # wrong
+fastcl.debiased_infonce(x, x, tau_plus=0.2, beta=1.0)
+fastcl.debiased_infonce(x, x, tau=0.2)  # wrong
+fastcl.infonce_plus(x, x, epsilon=0.5, lam=1.2)
+fastcl.infonce_plus(x, x, epsilon="0.5")  # wrong
+fastcl.mine(x, x, x, in_batch=True)
+fastcl.mine(x, x, lam=1.2)  # wrong
+fastcl.mine_plus(x, x, lam=1.2)
+fastcl.mine_plus(x, x, lamb=1.2)  # wrong
+fastcl.mises_fisher_weights(x, x, sigma=0.2)
+fastcl.mises_fisher_weights(x)  # wrong
+
+# The others.
+fastcl.sampled_softmax(x, x, x, 0.5, ids=ids, log_q=x[0], negative_log_q=x[0])
+fastcl.sampled_softmax(x, x, normalize=True)  # wrong
+fastcl.linear_cross_entropy(x, x, ids, temperature=0.5)
+fastcl.linear_cross_entropy(x, x)  # wrong
+fastcl.nt_xent(x, x, temperature=0.5, weight=x[0])
+fastcl.nt_xent(x, x, normalize=False)  # wrong
+fastcl.supcon(x, ids, 0.1, "none")
+fastcl.supcon(x, labels=[0, 1])  # wrong
+fastcl.alignment(x, x, alpha=1.0)
+fastcl.alignment(x, x, temperature=1.0)  # wrong
+fastcl.uniformity(x, t=1.0)
+fastcl.uniformity(x, reduction="none")  # wrong
+fastcl.bpr(x, x, x, "sum", x[0])
+fastcl.bpr(x, x)  # wrong
+fastcl.negative_sampling(x, x, x, reduction="sum")
+fastcl.negative_sampling(x, x, x, temperature=0.1)  # wrong
+fastcl.jensen_shannon(x, x, x)
+fastcl.jensen_shannon(x, x, x, margin=1.0)  # wrong
+fastcl.siglip(x, x, logit_scale=x.sum(), logit_bias=-10.0)
+fastcl.siglip(x, x, scale=10.0)  # wrong
+fastcl.triplet(x, x, x, margin=0.5)
+fastcl.triplet(x, x)  # wrong
+
+# The ops under them, the queue, and what is about the package.
+pos, lse = fastcl.contrast(x, x, x, scale=2.0, bias=x[0], row_id=ids, col_id=ids)
+assert_type(pos, Tensor | None)
+assert_type(lse, Tensor)
+fastcl.contrast(x, x, x, expected=None)  # wrong
+assert_type(fastcl.softplus_sum(x, x, offset=x[0]), Tensor)
+fastcl.softplus_sum(x, x, x)  # wrong
+fastcl.NegativeQueue(8, 2, torch.bfloat16).push(x, ids)
+fastcl.NegativeQueue(8)  # wrong
+assert_type(queue.push(x, ids), fastcl.Evicted)
+isinstance(queue.push(x), fastcl.Evicted) and fastcl.infonce(x, x, queue=queue.push(x))
+queue.push(x, age=ids)  # wrong
+fastcl.Evicted(keys=x)  # wrong
+fastcl.momentum_update(nn.Linear(2, 2), nn.Linear(2, 2), m=0.99)
+fastcl.momentum_update(nn.Linear(2, 2), nn.Linear(2, 2))  # wrong
+assert_type(fastcl.set_isa("auto"), str)
+fastcl.set_isa(2)  # wrong
+fastcl.show_config()
+fastcl.show_config(True)  # wrong
+fastcl.config()["isa"]
+fastcl.config("isa")  # wrong
+
+# The modules: settings when they are made, a batch when they are called.
+module: fastcl.nn.InfoNCE = fastcl.nn.InfoNCE(0.07, normalize=False, symmetric=True)
+assert_type(module(x, x, ids=ids), Tensor)
+module(x)  # wrong
+module(x, x, id=ids)  # wrong
+module.forward(x, x, id=ids)  # wrong
+fastcl.nn.InfoNCE(0.07, query=x)  # wrong
+fastcl.nn.InfoNCE(nn.Parameter(torch.tensor(0.07)), queue=queue).state_dict()
+fastcl.nn.InfoNEC(0.07)  # wrong
+fastcl.nn.DCL(temperature=0.1)
+fastcl.nn.DCL(lam=1.2)  # wrong
+fastcl.nn.DCLW(weight_fn=fastcl.mises_fisher_weights)
+fastcl.nn.DCLW(sigma=0.5)  # wrong
+fastcl.nn.DebiasedInfoNCE(tau_plus=0.1, beta=0.5)
+fastcl.nn.DebiasedInfoNCE(0.1, "mean", None, 0.1)  # wrong
+fastcl.nn.InfoNCEPlus(epsilon=0.5, lam=1.0)
+fastcl.nn.InfoNCEPlus(eps=0.5)  # wrong
+fastcl.nn.MINE(reduction="sum")
+fastcl.nn.MINE(lam=1.0)  # wrong
+fastcl.nn.MINEPlus(lam=1.2)
+fastcl.nn.MINEPlus(lam="1.2")  # wrong
+fastcl.nn.SampledSoftmax(0.5, "sum")
+fastcl.nn.SampledSoftmax(normalize=True)  # wrong
+fastcl.nn.LinearCrossEntropy(0.5, ignore_index=0)
+fastcl.nn.LinearCrossEntropy(table=x)  # wrong
+fastcl.nn.NTXent(0.5)(x, x)
+fastcl.nn.NTXent(0.5)(x)  # wrong
+fastcl.nn.SupCon(0.1)(x, ids)
+fastcl.nn.SupCon(base_temperature=0.1)  # wrong
+fastcl.nn.Alignment(2.0)(x, x)
+fastcl.nn.Alignment(beta=2.0)  # wrong
+fastcl.nn.Uniformity(t=2.0)(x)
+fastcl.nn.Uniformity(reduction="sum")  # wrong
+fastcl.nn.BPR("sum")(x, x, x)
+fastcl.nn.BPR(temperature=0.1)  # wrong
+fastcl.nn.NegativeSampling()(x, x, x)
+fastcl.nn.NegativeSampling()(x, x)  # wrong
+fastcl.nn.JensenShannon()(x, x, x, weight=x[0])
+fastcl.nn.JensenShannon()(x, x, x, temperature=0.1)  # wrong
+fastcl.nn.SigLIP(logit_scale=nn.Parameter(torch.tensor(10.0)))(x, x)
+fastcl.nn.SigLIP(scale=10.0)  # wrong
+fastcl.nn.Triplet(margin=0.5)(x, x, x)
+fastcl.nn.Triplet(0.5)(x, x)  # wrong
