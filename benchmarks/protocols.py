@@ -84,13 +84,28 @@ def repeats(scorer: Scorer) -> Protocol:
     )
 
 
+def several(scorer: Scorer) -> Protocol:
+    """For collaborative filtering on splits with several test items a user: all items are ranked but those of train."""
+
+    def run(scorer: Scorer, cases: Cases) -> dict[str, float]:
+        return evaluate(scorer, cases, metrics=("recall@20", "ndcg@20"))
+
+    return Protocol(
+        run,
+        lambda new, kept: new["ndcg@20"] > kept["ndcg@20"],
+        "ndcg@20",
+        lambda scorer, cases: {"test": run(scorer, cases)},
+    )
+
+
 PROTOCOLS: dict[str, Callable[[Scorer], Protocol]] = {
     "ranking": ranking,
     "debiasing": debiasing,
     "repeats": repeats,
+    "several": several,
 }
 # Protocol -> whether items of the history are masked or kept in the ranking; the floors need to know.
-SEEN = {"ranking": "mask", "debiasing": "mask", "repeats": "keep"}
+SEEN = {"ranking": "mask", "debiasing": "mask", "repeats": "keep", "several": "mask"}
 
 
 def some(cases: Cases, count: int) -> Cases:

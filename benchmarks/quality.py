@@ -114,12 +114,12 @@ def table(manifest: dict[str, Any], done: list[dict[str, Any]]) -> str:
             if where != data:
                 continue
             tests = [found[run["id"]]["test"] for run in group if run["id"] in found]
-            cells = [cell(column, [test[column] for test in tests], best[column]) for column in columns]
+            cells = [cell(column, [test.get(column) for test in tests], best[column]) for column in columns]
             ran = str(len(tests)) if len(tests) == len(group) else f"{len(tests)} of {len(group)}"
             lines.append(f"| {label} | {ran} | " + " | ".join(cells) + " |")
         lines += ["", manifest["notes"][data]] if data in manifest.get("notes", {}) else []
     missing = [title(run) for run in runs(manifest) if run["id"] not in found]
-    lines += ["", "**Bold**: above all of the paper's columns.", "", f"Runs missing: {len(missing)}."]
+    lines += ["", "**Bold**: above all of the published rows.", "", f"Runs missing: {len(missing)}."]
     return "\n".join([*lines, *(f"- {name}" for name in missing)]).strip()
 
 
@@ -143,9 +143,11 @@ def drawn(manifest: dict[str, Any], done: list[dict[str, Any]]) -> bytes | None:
     return pictures.png(pictures.side_by_side(*panels)) if panels else None
 
 
-def cell(column: str, values: list[float], least: float | None) -> str:
+def cell(column: str, found: list[float | None], least: float | None) -> str:
+    """Empty where the runs do not have the column."""
+    values = [value for value in found if value is not None]
     if not values:
-        return "missing"
+        return "" if found else "missing"
     mean = statistics.mean(values)
     text = number(column, mean) if least is None or mean <= least else f"**{number(column, mean)}**"
     return f"{text} ({number(column, statistics.stdev(values))})" if len(values) > 1 else text

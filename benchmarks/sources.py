@@ -20,10 +20,13 @@ DAY = 86_400
 
 
 class Parts(NamedTuple):
-    """others: name -> further test cases beside those of the split."""
+    """others: name -> further test cases beside those of the split. valid_is_test: the split validates on its test
+    cases, so that a result shows what choosing an epoch on test gives.
+    """
 
     split: Split
     others: dict[str, Cases]
+    valid_is_test: bool = False
 
 
 def last_one(name: str, folder: Path) -> Parts:
@@ -57,7 +60,26 @@ def shift(name: str, folder: Path) -> Parts:
     return Parts(split, {"weekends": _parts(data, trains, tests & weekend, cut).test})
 
 
-SPLITS: dict[str, Callable[[str, Path], Parts]] = {"last-one": last_one, "merged": merged, "shift": shift}
+def given(name: str, folder: Path) -> Parts:
+    """Files that are split already, as LightGCN's, which have no validation part: all of train trains, and the test
+    cases take the place of validation.
+    """
+    split = _presplit(name, folder, 0.0)
+    return Parts(replace(split, valid=split.test), {}, valid_is_test=True)
+
+
+def held_out(name: str, folder: Path) -> Parts:
+    """The same, but a random tenth of every user's train items validates."""
+    return Parts(_presplit(name, folder, 0.1), {})
+
+
+SPLITS: dict[str, Callable[[str, Path], Parts]] = {
+    "last-one": last_one,
+    "merged": merged,
+    "shift": shift,
+    "given": given,
+    "held-out": held_out,
+}
 
 
 def _parts(data: Interactions, trains: np.ndarray, tests: np.ndarray, cut: float) -> Split:
@@ -71,6 +93,11 @@ def _parts(data: Interactions, trains: np.ndarray, tests: np.ndarray, cut: float
     trained = np.bincount(row[trains], minlength=len(data.log))
     part[(log.offsets[:-1] + trained - 1)[trained >= 2]] = VALID
     return from_parts(data.items, data.users, log, part, how="weekdays", at=cut, ties="input", seed=0)
+
+
+def _presplit(name: str, folder: Path, hold_out: float) -> Split:
+    train, test = folder / name / "train.txt.gz", folder / name / "test.txt.gz"
+    return Interactions.presplit(train, None, test, targets="all", hold_out=hold_out, format="sequence")
 
 
 def _log(name: str, folder: Path) -> Interactions:

@@ -29,7 +29,8 @@ SCHEDULES: dict[str, Callable[[float], float]] = {"constant": lambda done: 1.0, 
 class Plan(NamedTuple):
     """epochs: the largest number. patience: epochs without a better validation result that end the run. betas: Adam's.
 
-    valid: the number of users that validate, the same ones in all runs; 0: all.
+    valid: the number of users that validate, the same ones in all runs; 0: all. every: validation comes after the first
+    epoch, after so many more each time, and after the last.
     """
 
     epochs: int
@@ -37,6 +38,7 @@ class Plan(NamedTuple):
     schedule: str = "falling"
     betas: tuple[float, float] = (0.9, 0.98)
     valid: int = 0
+    every: int = 1
 
 
 def measure(
@@ -65,7 +67,7 @@ def measure(
     model = make(MODELS[model_name], split, seed=seed, **settings)
     rules = PROTOCOLS[protocol](model)
     done = train(model, plan, seed, split, folder, partial(_say, rules.watched), protocol)
-    done |= _tested(model, parts, protocol)
+    done |= _tested(model, parts, protocol) if not parts.valid_is_test else _after_the_last(done)
     if isinstance(model, ContrastVAE):
         done["diagnostics"] = model.diagnostics(split.test.history)
     done["peak_rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
@@ -80,6 +82,13 @@ def _tested(scorer: Scorer, parts: Parts, protocol: str) -> dict[str, Any]:
     for name, cases in parts.others.items():
         done["test"] |= {f"{name} {metric}": value for metric, value in test(scorer, cases)["test"].items()}
     return done
+
+
+def _after_the_last(done: dict[str, Any]) -> dict[str, Any]:
+    """Of a run that was validated on the test cases: the metrics after its last epoch, and as "best" those after the
+    epoch that was the best on test.
+    """
+    return {"test": done["last"] | {f"best {name}": value for name, value in done["valid"].items()}}
 
 
 def train(
@@ -105,10 +114,12 @@ def train(
         while not run.progress.done(settings):
             started = time.process_time()
             loss = sum(loop.epoch(run).values())
-            valid = rules.validate(model.eval(), cases)
-            line: dict[str, Any] = {"epoch": len(run.progress.history) + 1, "loss": loss, "valid": valid}
+            epoch, kept = len(run.progress.history) + 1, run.progress.best
+            due = kept is None or epoch % plan.every == 0 or epoch == plan.epochs
+            valid = rules.validate(model.eval(), cases) if due else run.progress.history[-1]["valid"]
+            line: dict[str, Any] = {"epoch": epoch, "loss": loss, "valid": valid}
             line["cpu_s"] = time.process_time() - started
-            line["best"] = run.progress.best is None or rules.better(valid, run.progress.best["valid"])
+            line["best"] = kept is None or (due and rules.better(valid, kept["valid"]))
             run.progress = Progress([*run.progress.history, line])
             # Weights before state: a run killed between the two repeats this epoch, with the same result.
             if line["best"]:
@@ -129,6 +140,7 @@ def _log(progress: Progress, watched: str) -> dict[str, Any]:
         "best_epoch": progress.best["epoch"],
         "cpu_s": sum(line["cpu_s"] for line in progress.history),
         "valid": progress.best["valid"],
+        "last": progress.history[-1]["valid"],
         "curve": [[round(line["loss"], 4), round(line["valid"][watched], 5)] for line in progress.history],
     }
 
