@@ -205,9 +205,9 @@ def cycles(name: str, path: list[str]) -> dict[str, int]:
     return {unit: round(value * 4096 / logits) for unit, value in units.items()}
 
 
-def report(arch: str, folder: Path) -> list[dict[str, Any]]:
-    """A row for each kernel, compiled for one compute capability."""
-    sources = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
+def report(arch: str, folder: Path, files: str = "*.cu") -> list[dict[str, Any]]:
+    """A row for each kernel of the files of csrc/cuda that match, compiled for one compute capability."""
+    sources = sorted((ROOT / "csrc" / "cuda").glob(files))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         cubins = list(pool.map(lambda source: compiled(source, arch, folder), sources))
     rows = []

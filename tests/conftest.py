@@ -5,6 +5,7 @@ Which code is under test is up to the tests; inputs are made in problems.py.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -66,8 +67,18 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library of the CUDA kernels built for the emulator, compiled once a session."""
-    return emulated.build(tmp_path_factory.mktemp("emulator"))
+    """The library of the CUDA kernels built for the emulator, compiled once for all processes of pytest-xdist: the one
+    that asks first holds a lock until the library is there.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulator"
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        finished = folder / "finished"
+        if not finished.exists():
+            finished.write_text(str(emulated.build(folder)))
+        return Path(finished.read_text())
 
 
 @pytest.fixture(scope="session")

@@ -59,7 +59,7 @@ def test_ratios_are_taken_between_neighbours() -> None:
 PROGRAMS = {
     "contrast": "--only tiny --against products,reference,lean,chunked --passes forward,both --threads 1 --repeats 1",
     "overhead": "--threads 1 --repeats 1",
-    "memory": "--only tiny --against fastcl,lean --threads 1",
+    "memory": "--only tiny --against fastcl --threads 1",
     "scaling": "--only tiny --threads 1 --columns 100,200 --repeats 1",
     "debias": "--seeds 1 --users 40 --items 40 --intents 4 --clicks 4 --epochs 1 --rounds 1 --epochs-a-round 1",
     "negatives": "--only text --items 300 --users 200 --repeats 1",

@@ -1,6 +1,7 @@
 """The CPU kernels under sanitizers, on random problems and without torch (sanitizers/kernels.cpp).
 
-The default suite runs a few seconds of it; `make check` runs longer, and all builds.
+The default suite runs a few seconds of a build that is not optimised, which takes a third of the time to compile and
+in which every access is still there to be checked. `make check` runs longer, and all builds.
 """
 
 import subprocess
@@ -16,6 +17,7 @@ SOURCES = [
     ROOT / "csrc/cpu/isa.cpp",
 ]
 BUILDS = {
+    "address,undefined, not optimised": ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "address,undefined": ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "thread": ["-O1", "-fsanitize=thread"],
     "none": ["-O3"],
@@ -29,7 +31,7 @@ def run(build: str, seconds: int, seed: int, folder: Path) -> None:
     command = [*common, *compile_all(common, SOURCES, folder), "-o", str(program), "-lpthread"]
     linked = subprocess.run(command, capture_output=True, text=True, check=False)
     if "cannot find" in linked.stderr:
-        pytest.skip(f"this compiler has no runtime for -fsanitize={build}")
+        pytest.skip(f"this compiler has no runtime for its sanitizers: {build}")
     assert linked.returncode == 0, linked.stderr
     result = subprocess.run([str(program), str(seconds), str(seed)], capture_output=True, text=True, check=False)
     print(build, result.stdout.strip())
@@ -38,10 +40,10 @@ def run(build: str, seconds: int, seed: int, folder: Path) -> None:
 
 
 def test_clean_under_address_and_undefined_sanitizers(tmp_path: Path) -> None:
-    run("address,undefined", seconds=3, seed=0, folder=tmp_path)
+    run("address,undefined, not optimised", seconds=5, seed=0, folder=tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", list(BUILDS))
+@pytest.mark.parametrize("build", list(BUILDS)[1:])
 def test_clean_for_longer(build: str, tmp_path: Path) -> None:
     run(build, seconds=60, seed=1, folder=tmp_path)
