@@ -7,14 +7,15 @@ TORCH ?= 2.13.0
 PYTHON ?= python3
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+# Python compiles a module when it is first imported; compiling all that torch has would take longer than its download.
+INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input install --no-compile
 # Two test files at a time. Their threads share the cores, so one that waits must not spin.
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 CXX_FILES := $(shell find csrc tests benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 # Folders too, so that a deleted source counts as a change.
 BUILD_INPUTS := setup.py pyproject.toml $(shell find csrc)
 
-.PHONY: demo docs test check build lint format stubs bench clean
+.PHONY: demo docs test check build lint style types suite suite-check format stubs bench clean
 
 demo: .venv/fastcl-recsys
 	$(BIN)/fastcl demo --data movies
@@ -24,19 +25,30 @@ docs: .venv/fastcl-docs
 	$(BIN)/python -m sphinx -W --keep-going -q -E -j auto -b html docs build/site
 	@echo "build/site/index.html"
 
-test: lint
+# The types are checked beside the tests, since mypy uses one core.
+test: style
+	@$(MAKE) --no-print-directory --jobs=2 types suite
+
+check: style .venv/fastcl-compat
+	@$(MAKE) --no-print-directory --jobs=2 types suite-check
+
+suite: .venv/fastcl-test
 	$(PYTEST)
 
-check: lint .venv/fastcl-compat
+suite-check: .venv/fastcl-test
 	$(PYTEST) -m "slow or not slow" --hypothesis-profile=thorough
 
 build: .venv/fastcl-test
 
-lint: .venv/fastcl-test
+lint: style types
+
+style: .venv/fastcl-test
 	$(BIN)/ruff check
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
-	$(BIN)/mypy
 	$(BIN)/python -m benchmarks.tables --check
+
+types: .venv/fastcl-test
+	$(BIN)/mypy
 
 format: .venv/fastcl-test
 	$(BIN)/ruff check --fix
@@ -61,13 +73,13 @@ clean:
 # Stamps. Another TORCH replaces the one installed; its stamp goes with it.
 .venv/torch-$(TORCH):
 	$(PYTHON) -m venv .venv
-	$(PIP) install torch==$(TORCH)
+	$(INSTALL) torch==$(TORCH)
 	rm -f .venv/torch-*
 	touch $@
 
 # Python files need no new install (it is editable); the extension and the metadata do.
 .venv/fastcl-%: .venv/torch-$(TORCH) $(BUILD_INPUTS)
-	$(PIP) install --editable '.[$*]'
+	$(INSTALL) --editable '.[$*]'
 	touch $@
 
 .venv/fastcl-test: export FASTCL_WERROR = 1

@@ -78,3 +78,16 @@ def push_both(queue: fastcl.NegativeQueue, model: ListQueue, first: int, size: i
     assert isinstance(evicted, fastcl.Evicted)
     assert_rows(expected, evicted.keys, evicted.ids, evicted.log_q, model, ordered=True)
     assert_equal_to_model(queue, model)
+
+
+def filled(capacity: int, *sizes: int) -> tuple[fastcl.NegativeQueue, ListQueue]:
+    queue, model, first = fastcl.NegativeQueue(capacity, 3), ListQueue(capacity), 0
+    for size in sizes:
+        push_both(queue, model, first, size, True, True)
+        first += size
+    return queue, model
+
+
+def other_queue(capacity: int = 5) -> fastcl.NegativeQueue:
+    """One that holds something else, which is to go."""
+    return filled(capacity, 2)[0]

@@ -1,7 +1,7 @@
-"""Losses over several ranks: asks how the checks of ranks.py went, in processes that torchrun starts for the purpose.
+"""Losses over several ranks: asks how the checks of ranks.py went, in processes that it starts for the purpose.
 
-One start per number of ranks runs all of them. What needs no second rank is tested in this process, as the only rank of
-a group.
+One start runs all of them, for every number of ranks. What needs no second rank is tested in this process, as
+the only rank of a group.
 """
 
 from __future__ import annotations
@@ -12,34 +12,37 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from ranks import FORMS, D
+from rank_inputs import FORMS, D
 from torch import Tensor
 
 import fastcl
 from fastcl import distributed
 
+COUNTS = (2, 3)
+
 
 @functools.cache
-def _run(count: int) -> str:
-    """What the ranks print; the first failure ends them all."""
-    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}")
-    command = [sys.executable, *launcher, ranks.__file__]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def _printed() -> str:
+    """What the ranks of all groups print."""
+    command = [sys.executable, ranks.__file__, *map(str, COUNTS)]
+    folders = (Path(__file__).parents[1], os.environ.get("PYTHONPATH", ""))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, folders))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     return done.stdout + ("" if done.returncode == 0 else done.stderr[-2000:])
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("name", list(ranks.CHECKS))
 def test_ranks(count: int, name: str) -> None:
-    output = _run(count)
-    assert re.search(rf"^passed {name}$", output, re.MULTILINE), output[-6000:]
+    output = _printed()
+    assert re.search(rf"^passed {name} on {count}$", output, re.MULTILINE), output[-6000:]
 
 
 @pytest.fixture

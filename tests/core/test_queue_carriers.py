@@ -1,6 +1,7 @@
 """Whatever carries tensors carries a NegativeQueue whole: copies, files, state dicts, conversions, shared memory.
 
-Several processes are in ranks.py, compiled code in test_queue_compiled.py.
+State dicts that do not fit are in test_queue_states.py, several processes in rank_modules.py, compiled code in
+test_queue_compiled.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from list_queue import ListQueue, assert_equal_to_model, keys_of, push_both
+from list_queue import ListQueue, assert_equal_to_model, filled, keys_of, other_queue, push_both
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, get_swa_avg_fn
 
@@ -27,27 +28,14 @@ import fastcl
 Queue = fastcl.NegativeQueue
 
 
-def _filled(capacity: int, *sizes: int) -> tuple[Queue, ListQueue]:
-    queue, model, first = Queue(capacity, 3), ListQueue(capacity), 0
-    for size in sizes:
-        push_both(queue, model, first, size, True, True)
-        first += size
-    return queue, model
-
-
-def _other(capacity: int = 5) -> Queue:
-    """One that holds something else, which is to go."""
-    return _filled(capacity, 2)[0]
-
-
 def _strictly(queue: Queue, folder: Path) -> Queue:
-    other = _other()
+    other = other_queue()
     other.load_state_dict(queue.state_dict())
     return other
 
 
 def _loosely(queue: Queue, folder: Path) -> Queue:
-    other = _other()
+    other = other_queue()
     assert other.load_state_dict({**queue.state_dict(), "more": torch.zeros(1)}, strict=False).missing_keys == []
     return other
 
@@ -65,7 +53,7 @@ def _by_torch_save(queue: Queue, folder: Path) -> Queue:
 
 
 def _strictly_from(state: dict[str, Tensor]) -> Queue:
-    other = _other()
+    other = other_queue()
     other.load_state_dict(state)
     return other
 
@@ -78,7 +66,7 @@ def _by_safetensors(queue: Queue, folder: Path) -> Queue:
 
 def _by_distributed_checkpoint(queue: Queue, folder: Path) -> Queue:
     dcp.save({"model": queue.state_dict()}, checkpoint_id=folder, no_dist=True)
-    other = _other()
+    other = other_queue()
     state = {"model": other.state_dict()}
     dcp.load(state, checkpoint_id=folder, no_dist=True)
     other.load_state_dict(state["model"])
@@ -102,14 +90,14 @@ def _model(queue: Queue) -> torch.nn.ModuleList:
 
 
 def _averaged(queue: Queue, folder: Path) -> Queue:
-    averaged = AveragedModel(_model(_other(queue.capacity)))
-    for other in (_other(queue.capacity), queue):
+    averaged = AveragedModel(_model(other_queue(queue.capacity)))
+    for other in (other_queue(queue.capacity), queue):
         averaged.update_parameters(_model(other))
     return averaged.module[0]
 
 
 def _through_meta(queue: Queue, folder: Path) -> Queue:
-    other = _other().to("meta").to_empty(device="cpu")
+    other = other_queue().to("meta").to_empty(device="cpu")
     assert len(other) == 0
     assert other.newest(5).keys.shape == (0, 3)
     other.load_state_dict(queue.state_dict())
@@ -122,7 +110,7 @@ def _functionally(queue: Queue, folder: Path) -> Queue:
     class Read(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.queue = _other()
+            self.queue = other_queue()
 
         def forward(self) -> Queue:
             return copy.deepcopy(self.queue)
@@ -155,7 +143,7 @@ CARRIERS: dict[str, Callable[[Queue, Path], Queue]] = {
 @pytest.mark.parametrize("sizes", [(), (3,), (5,), (4, 4), (2, 9, 1)], ids=str)
 @pytest.mark.parametrize("name", list(CARRIERS))
 def test_carries_all_of_a_queue(name: str, sizes: tuple[int, ...], tmp_path: Path) -> None:
-    queue, model = _filled(5, *sizes)
+    queue, model = filled(5, *sizes)
     carried = CARRIERS[name](queue, tmp_path)
     assert_equal_to_model(carried, model)
     first = sum(sizes)
@@ -174,7 +162,7 @@ def _push_there(queue: Queue) -> None:
 
 
 def test_a_queue_given_to_a_spawned_process_is_one_queue() -> None:
-    queue, _ = _filled(5, 4)
+    queue, _ = filled(5, 4)
     process = torch.multiprocessing.get_context("spawn").Process(target=_push_there, args=(queue,))
     process.start()
     process.join(120)
@@ -185,7 +173,7 @@ def test_a_queue_given_to_a_spawned_process_is_one_queue() -> None:
 
 
 def test_a_push_under_another_default_device() -> None:
-    (queue, _), keys = _filled(5, 4), keys_of([4.0, 5.0])
+    (queue, _), keys = filled(5, 4), keys_of([4.0, 5.0])
     with torch.device("meta"):
         evicted = queue.push(keys)
         newest = queue.newest(2)
@@ -204,7 +192,7 @@ AVERAGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", list(AVERAGES))
 def test_an_average_of_buffers_is_refused_where_rows_are_mixed(name: str) -> None:
-    queue, _ = _filled(5, 4)
+    queue, _ = filled(5, 4)
     averaged = AveragedModel(_model(queue), use_buffers=True, **AVERAGES[name])
     averaged.update_parameters(_model(queue))
     assert torch.equal(averaged.module[0].keys, queue.keys), "the first update copies"
@@ -221,7 +209,7 @@ def test_an_average_of_buffers_is_refused_where_rows_are_mixed(name: str) -> Non
         with pytest.raises(RuntimeError, match="queue: expected what pushes leave behind, got an average"):
             read()
     repr(averaged)
-    again = AveragedModel(_model(_other()))
+    again = AveragedModel(_model(other_queue()))
     again.load_state_dict(averaged.state_dict())  # the rest of an averaged model is not to be lost by it
     with pytest.raises(RuntimeError, match="got an average"):
         len(again.module[0])
@@ -242,10 +230,10 @@ def test_averages_are_told_apart_at_every_weight() -> None:
 
 
 def test_memory_that_was_never_written_is_no_queue() -> None:
-    queue, _ = _filled(5, 4)
+    queue, _ = filled(5, 4)
     queue.to_empty(device="cpu")
     assert len(queue) == 0
-    fresh, model = _filled(5, 3)
+    fresh, model = filled(5, 3)
     fresh.reset_parameters()
     assert_equal_to_model(fresh, ListQueue(5))
     push_both(fresh, ListQueue(5), 0, 7, False, False)
@@ -272,91 +260,13 @@ def test_another_capacity_keeps_the_newest_that_fit(old: int, new: int, sizes: l
     for size in sizes:
         push_both(queue, model, first, size, ids, not ids)
         first += size
-    other = _other(new)
+    other = other_queue(new)
     other.load_state_dict(queue.state_dict())
     expected = ListQueue(new)
     expected.push(list(model.entries))
     expected.has_ids, expected.has_log_q = model.has_ids, model.has_log_q
     assert_equal_to_model(other, expected)
     push_both(other, expected, first, 2, True, False)
-
-
-def _former(head: int, size: int, capacity: int, has_ids: bool = True) -> dict[str, Tensor]:
-    """A state dict with its counters in an extra state, and rows of zeros where nothing was pushed."""
-    keys, ids = torch.zeros(capacity, 3), torch.full((capacity,), fastcl.negatives.NO_ID)
-    keys[:size], ids[:size] = keys_of([float(x) for x in range(size)]), torch.arange(size)
-    extra = torch.tensor([head, size, has_ids, False], dtype=torch.int64)
-    return {"_keys": keys, "_ids": ids, "_log_q": torch.zeros(capacity), "_extra_state": extra}
-
-
-@pytest.mark.parametrize("capacity", [3, 5, 8])
-@pytest.mark.parametrize(("head", "size"), [(0, 0), (2, 2), (3, 5)])
-def test_state_dicts_with_an_extra_state_are_loaded(head: int, size: int, capacity: int) -> None:
-    other = _other(capacity)
-    other.load_state_dict(_former(head, size, 5))
-    order = [(head - size + x) % 5 for x in range(size)][-capacity:]
-    assert other.newest(capacity).keys[:, 0].tolist() == order
-    assert other.newest(capacity).ids.tolist() == order
-    assert other.log_q is None
-    assert (other._log_q == torch.inf).sum() == capacity - len(order), "empty slots are marked"
-
-
-GOOD = _filled(4, 6)[0].state_dict()
-DAMAGED: dict[str, dict[str, Any]] = {
-    "a size above the capacity": {"_counters": torch.tensor([1, 5, 1, 1, 0, 0])},
-    "a negative head": {"_counters": torch.tensor([-1, 4, 1, 1, 0, 0])},
-    "a head that no push leads to": {"_counters": torch.tensor([3, 2, 1, 1, 0, 0])},
-    "counters of another length": {"_counters": torch.zeros(3, dtype=torch.int64)},
-    "counters of another type": {"_counters": torch.zeros(6)},
-    "another dim": {"_keys": torch.zeros(4, 2)},
-    "keys that are integers": {"_keys": torch.zeros(4, 3, dtype=torch.int64)},
-    "fewer ids": {"_ids": torch.zeros(3, dtype=torch.int64)},
-    "ids that are floats": {"_ids": torch.zeros(4)},
-    "more log q": {"_log_q": torch.zeros(5)},
-    "a list": {"_keys": [[0.0] * 3] * 4},
-    "former counters beyond": {"_counters": None, "_extra_state": torch.tensor([0, 8, 0, 0])},
-}
-
-
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("name", list(DAMAGED))
-def test_a_damaged_state_is_refused_and_changes_nothing(name: str, strict: bool) -> None:
-    queue, model = _filled(5, 3)
-    state = {key: value for key, value in {**GOOD, **DAMAGED[name]}.items() if value is not None}
-    with pytest.raises(RuntimeError, match=r"queue: (_\w+: )?expected .*, got "):
-        queue.load_state_dict(state, strict=strict)
-    assert_equal_to_model(queue, model)
-    push_both(queue, model, 3, 4, True, False)
-
-
-def test_another_dim_names_both_shapes() -> None:
-    with pytest.raises(RuntimeError, match=r"memory: .*3 features .*capacity of 5.*\[8, 2\]"):
-        torch.nn.ModuleDict({"memory": Queue(5, 3)}).load_state_dict(
-            {f"memory.{name}": t for name, t in Queue(8, 2).state_dict().items()}
-        )
-
-
-@pytest.mark.parametrize("part", [*GOOD, "fitting"])
-def test_a_part_of_a_state_is_missing_and_changes_nothing(part: str) -> None:
-    queue, model = _filled(5, 3)
-    own = queue.state_dict()
-    if part == "fitting":  # what helpers that skip other shapes pass on
-        state = {key: value for key, value in GOOD.items() if own[key].shape == value.shape}
-    else:
-        state = {key: value for key, value in GOOD.items() if key != part}
-    missing = sorted(GOOD.keys() - state.keys())
-    assert sorted(queue.load_state_dict(state, strict=False).missing_keys) == missing
-    assert_equal_to_model(queue, model)
-    with pytest.raises(RuntimeError, match=f"Missing key.*{missing[0]}"):
-        queue.load_state_dict(state)
-    assert_equal_to_model(queue, model)
-
-
-def test_keys_that_no_queue_has_are_unexpected() -> None:
-    queue, _ = _filled(4, 3)
-    with pytest.raises(RuntimeError, match='Unexpected key.*"_more"'):
-        queue.load_state_dict({**GOOD, "_more": torch.zeros(1)})
-    assert queue.load_state_dict({**GOOD, "_more": torch.zeros(1)}, strict=False).unexpected_keys == ["_more"]
 
 
 OPERATIONS = st.sampled_from(["push", "push", "push", "load", "copy", "average", "mix", "convert", "torn", "overlap"])
@@ -366,7 +276,7 @@ def _operate(queue: Queue, model: ListQueue, operation: str, first: int, draw: C
     if operation == "push":
         push_both(queue, model, first, draw(st.integers(0, 9)), draw(st.booleans()), draw(st.booleans()))
     elif operation == "load":
-        other = _other(draw(st.integers(1, 7)))
+        other = other_queue(draw(st.integers(1, 7)))
         other.load_state_dict(queue.state_dict())
         model.capacity = other.capacity
         model.push([])

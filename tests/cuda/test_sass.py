@@ -21,7 +21,7 @@ PLANNED_BLOCKS = {
     for which, blocks in walks.items()
 }
 ELEMENTS = {name.split()[1] for name in PLANNED_BLOCKS}
-# One of 16 bits, and the one whose three products a logit take the most registers; compiling each takes nvcc 10 seconds.
+# One of 16 bits, and the one that takes three products a logit; compiling each takes nvcc 10 seconds.
 FIRST = ("bfloat16", "float32")
 SOURCES = sass_report.ROOT / "csrc" / "cuda"
 OTHERS = {"pack_rows", "finish_forward", "finish_backward<float>", "chunk_forward", "chunk_backward", "forward_double"}
