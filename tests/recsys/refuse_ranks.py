@@ -1,15 +1,15 @@
-"""What one of two processes refuses, for test_torchrun.py: python refuse_ranks.py RANK STORE TABLE FOLDER.
+"""What one of two processes refuses, for test_torchrun.py, which forks for each.
 
-Prints a line a case: its name, the type of the error, the seconds until it came, its text.
+Writes a line a case into said0 and said1: its name, the type of the error, the seconds until it came, its text.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,19 @@ import torch.distributed as dist
 from fastcl.recsys import Interactions, SASRec, fit, resume, writing
 
 
-def case(name: str, act: Callable[[], Any]) -> None:
+def _case(said: Path, name: str, act: Callable[[], Any]) -> None:
     begun = time.perf_counter()
     try:
         act()
         kind, text = "none", ""
     except Exception as error:
         kind, text = type(error).__name__, str(error)
-    print(json.dumps([name, kind, time.perf_counter() - begun, text]), flush=True)
+    with open(said, "a") as file:
+        file.write(json.dumps([name, kind, time.perf_counter() - begun, text]) + "\n")
 
 
 def main(rank: int, store: Path, table: Path, folder: Path) -> None:
+    case = partial(_case, folder / f"said{rank}")
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
@@ -58,7 +60,3 @@ def main(rank: int, store: Path, table: Path, folder: Path) -> None:
     case("resume", lambda: resume(folder / f"none{rank}", split))
     case("end", lambda: train(out=folder / "end"))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), *map(Path, sys.argv[2:]))

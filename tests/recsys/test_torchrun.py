@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import refuse_ranks
 import torch
+from forks import ended, forked
 from safetensors.torch import load_file
 from train_ranks import OPTIONS
 
@@ -56,7 +59,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runs(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs")
-    torchrun(Path(__file__).with_name("train_ranks.py"), table, out)
+    done = torchrun(Path(__file__).with_name("train_ranks.py"), table, out)
+    (out / "stdout").write_text(done.stdout)
+    (out / "stderr").write_text(done.stderr)
     return out
 
 
@@ -119,33 +124,23 @@ def test_resume_of_several_processes_is_exact(model: str, runs: Path) -> None:
     assert [line["ndcg@10"] for line in whole_lines] == [line["ndcg@10"] for line in stopped_lines]
 
 
-def test_the_command(table: Path, runs: Path, tmp_path: Path) -> None:
-    settings = [f"{name}={value}" for name, value in OPTIONS[SASRec].items()]
-    columns = ["--user", "who", "--item", "what", "--time", "when"]
-    options = [*columns, "--epochs", "3", "--threads", "1", "--json", "-o", tmp_path / "run"]
-    done = torchrun("-m", "fastcl.recsys", "train", table, "--model", "sasrec", "--set", *settings, *options)
-    (printed,) = done.stdout.splitlines()
+def test_the_command(runs: Path) -> None:
+    (printed,) = (runs / "stdout").read_text().splitlines()
     assert json.loads(printed)["epochs"] == 3
-    assert done.stderr.count("epoch 3/3") == 1
-    assert done.stderr.count("fastcl: note:") == 1
-    assert [line["loss"] for line in lines(tmp_path / "run")] == [line["loss"] for line in lines(runs / "sasrec")]
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["processes"] == 2
+    said = (runs / "stderr").read_text()
+    assert said.count("epoch 3/3") == 1
+    assert said.count("fastcl: note:") == 1
+    assert [line["loss"] for line in lines(runs / "command")] == [line["loss"] for line in lines(runs / "sasrec")]
+    assert json.loads((runs / "command" / "config.json").read_text())["processes"] == 2
 
 
 def test_what_one_process_refuses_all_refuse_at_once(table: Path, tmp_path: Path) -> None:
     """In a group of one's own, which nothing else ends: without agreement the others would wait for its time-out."""
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("")
-    script, store = Path(__file__).with_name("refuse_ranks.py"), tmp_path / "store"
-    started = [
-        subprocess.Popen([sys.executable, script, str(rank), store, table, tmp_path], stdout=-1, stderr=-1, text=True)
-        for rank in (0, 1)
-    ]
-    said = []
-    for process in started:
-        out, err = process.communicate(timeout=240)
-        assert process.returncode == 0, err
-        said.append([json.loads(line) for line in out.splitlines()])
+    started = [forked(partial(refuse_ranks.main, rank, tmp_path / "store", table, tmp_path)) for rank in (0, 1)]
+    assert [ended(child) for child in started] == [0, 0]
+    said = [[json.loads(line) for line in (tmp_path / f"said{rank}").read_text().splitlines()] for rank in (0, 1)]
     expected = [
         ("out", "FileExistsError", 0, "exists and is not empty"),
         ("split", "AttributeError", 1, "has no attribute"),

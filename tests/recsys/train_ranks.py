@@ -1,6 +1,7 @@
 """What two processes train together, for test_torchrun.py to compare: torchrun ... train_ranks.py TABLE FOLDER.
 
-SASRec; ContrastVAE; CLRec and MultiCLRec, and both stopped within an epoch and resumed.
+SASRec; ContrastVAE; CLRec and MultiCLRec, and both stopped within an epoch and resumed; then SASRec again as the
+command line trains it. One start for all, since each imports torch three times.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcl.recsys import CLRec, ContrastVAE, Interactions, MultiCLRec, SASRec, fit, resume
+from fastcl.recsys.cli import main as command_line
 from fastcl.recsys.training import processes, state
 
 OPTIONS: dict[type, dict[str, Any]] = {
@@ -54,6 +56,10 @@ def main(table: Path, out: Path) -> None:
             except Stop:
                 state.save = save
             resume(out / f"stopped-{model.name}", split, progress=False)
+    settings = [f"{name}={value}" for name, value in OPTIONS[SASRec].items()]
+    options = ["--user", "who", "--item", "what", "--time", "when", "--epochs", "3", "--threads", "1", "--json"]
+    words = ["train", str(table), "--model", "sasrec", "--set", *settings, *options, "-o", str(out / "command")]
+    assert command_line.main(words) == 0
 
 
 if __name__ == "__main__":
