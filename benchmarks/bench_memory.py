@@ -28,7 +28,7 @@ from benchmarks.peers import PEERS, Loss, missing
 
 AT_MOST_MB = 64
 
-compiler = functools.cache(torch.compile)  # when first called: importing it takes seconds, which most children are spared
+compiler = functools.cache(torch.compile)  # when first called: importing it takes seconds, and few children need it
 
 
 def compiled(case: Case, x: Inputs) -> Tensor:
