@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import runpy
 import shutil
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
 import torch
+from forks import ended, forked
 
 import fastcl
 from benchmarks.cases import CASES, Case, fused, inputs, lean, textbook
@@ -66,29 +70,47 @@ PROGRAMS = {
 }
 
 
+def program(name: str, arguments: list[str], folder: Path) -> tuple[int, str, str]:
+    """The exit code of a benchmark, what it printed and what it said of errors: as `python -m`, in a fork."""
+
+    def work() -> int:
+        sys.argv = [f"benchmarks/bench_{name}.py", *arguments]
+        os.chdir(ROOT)
+        with open(folder / "out", "w") as sys.stdout, open(folder / "err", "w") as sys.stderr:
+            try:
+                runpy.run_module(f"benchmarks.bench_{name}", run_name="__main__")
+            except SystemExit as stop:
+                return int(stop.code or 0)
+            except BaseException:
+                traceback.print_exc()
+                return 1
+        return 0
+
+    code = ended(forked(work))
+    return code, (folder / "out").read_text(), (folder / "err").read_text()
+
+
 # A process for each peak of memory takes its time.
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name == "negatives" else ()) for name in PROGRAMS]
 )
 def test_program_runs(name: str, tmp_path: Path) -> None:
     output = tmp_path / "results"
-    command = [sys.executable, "-m", f"benchmarks.bench_{name}", *PROGRAMS[name].split(), "--output", str(output)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    code, out, err = program(name, [*PROGRAMS[name].split(), "--output", str(output)], tmp_path)
+    assert code == 0, err
     content = json.loads(output.with_suffix(".json").read_text())
     assert content["machine"]["torch"] == torch.__version__
     table = output.with_suffix(".md").read_text()
-    assert table.strip() in done.stdout
+    assert table.strip() in out
     assert "| --- |" in table
     assert output.with_suffix(".png").exists() == (name in ("scaling", "debias"))
 
 
-def test_an_unknown_case_is_named() -> None:
-    command = [sys.executable, "-m", "benchmarks.bench_contrast", "--only", "clerc"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "--only: expected some of clrec, " in done.stderr
-    assert done.stderr.strip().endswith("got clerc")
+def test_an_unknown_case_is_named(tmp_path: Path) -> None:
+    code, _, err = program("contrast", ["--only", "clerc"], tmp_path)
+    assert code == 2
+    assert "--only: expected some of clrec, " in err
+    assert err.strip().endswith("got clerc")
 
 
 @pytest.mark.slow
