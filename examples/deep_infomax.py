@@ -24,7 +24,7 @@ class Encoder(nn.Module):
         return self.whole(self.places(images))
 
 
-def train(images: Tensor, epochs: int = 20, dim: int = 64) -> nn.Module:
+def train(images: Tensor, epochs: int = 10, dim: int = 64) -> nn.Module:
     model = Encoder()
     of_place, of_whole = nn.Linear(64, dim), nn.Linear(64, dim)
     parameters = [*model.parameters(), *of_place.parameters(), *of_whole.parameters()]

@@ -14,7 +14,7 @@ from examples.shared import augmented, batches, digits, few_labels, image_encode
 from fastcl import momentum_update
 
 
-def train(images: Tensor, epochs: int = 40) -> nn.Module:
+def train(images: Tensor, epochs: int = 20) -> nn.Module:
     model = image_encoder()
     query_encoder = nn.Sequential(model, nn.ReLU(), nn.Linear(64, 32))
     key_encoder = copy.deepcopy(query_encoder).requires_grad_(False)
