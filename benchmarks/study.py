@@ -23,7 +23,11 @@ from fastcl.recsys.reporting import tables
 from fastcl.recsys.training import checkpoint, loop, state
 from fastcl.recsys.training.state import Progress, Settings
 
-SCHEDULES: dict[str, Callable[[float], float]] = {"constant": lambda done: 1.0, "falling": loop.falling}
+# By the names that the studies' manifests have.
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": state.SCHEDULES["constant"],
+    "falling": state.SCHEDULES["linear"],
+}
 
 
 class Plan(NamedTuple):

@@ -31,9 +31,10 @@ from fastcl.recsys import (
     fit,
     load,
     resume,
+    writing,
 )
 from fastcl.recsys.cli import main
-from fastcl.recsys.training import checkpoint
+from fastcl.recsys.training import checkpoint, loop
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 COLUMNS = ["--user", "who", "--item", "what", "--time", "when"]
@@ -311,3 +312,73 @@ def test_data_is_found_or_asked_for(
     # Scoring needs no data at all.
     table.unlink()
     assert load(tmp_path / "run").scores(Histories.from_lists([[1, 2]])).shape == (1, len(split.items) + 1)
+
+
+@pytest.mark.parametrize("model_class", [SASRec, CLRec])
+def test_a_constant_rate_extends_to_the_bits_of_a_longer_run(
+    split: Split, tmp_path: Path, model_class: type, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"schedule": "constant", "progress": False}
+    fit(small(model_class, split), split, epochs=4, out=tmp_path / "whole", **options)
+    fit(small(model_class, split), split, epochs=2, out=tmp_path / "run", **options)
+    assert len(resume(tmp_path / "run", split, epochs=4, progress=False)) == 4
+    assert capsys.readouterr().err == ""
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    assert (tmp_path / "run" / "config.json").read_text() == (tmp_path / "whole" / "config.json").read_text()
+    before = (tmp_path / "run" / "last.safetensors").read_bytes()
+    assert len(resume(tmp_path / "run", split, epochs=4, progress=False)) == 4  # as many as it has: nothing to do
+    assert (tmp_path / "run" / "last.safetensors").read_bytes() == before
+    with pytest.raises(ValueError, match="epochs: expected at least 4, got 3"):
+        resume(tmp_path / "run", split, epochs=3)
+
+
+def test_a_falling_rate_extends_and_says_what_that_is_not(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main.main(train_command(table, run, SASRec, 2)) == 0
+    rates: list[float] = []
+    step = loop.step
+
+    def noted(run: Any, batches: Any) -> Any:
+        rates.append(run.optimizer.param_groups[0]["lr"])
+        return step(run, batches)
+
+    monkeypatch.setattr(loop, "step", noted)
+    assert main.main(["resume", str(run), "--epochs", "4"]) == 0
+    assert "the result is not that of 4 epochs from the start" in capsys.readouterr().err
+    config = checkpoint.read_config(run)
+    assert (config["epochs"], config["extended"]) == (4, [{"from": 2, "to": 4, "after": 2}])
+    steps = len(rates)
+    assert rates == [pytest.approx(1e-3 * (1 - (steps + n) / (2 * steps))) for n in range(steps)]  # the second half
+    assert len(untimed(run)) == 4
+    load(run)
+    assert main.main(["resume", str(run), "--epochs", "2"]) == 2
+    assert "--epochs: expected at least 4, got 2" in capsys.readouterr().err
+
+
+def test_an_extension_that_was_killed_goes_on_and_early_stopping_stays(
+    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, options = tmp_path / "run", {"schedule": "constant", "progress": False}
+    fit(small(SASRec, split), split, epochs=2, out=run, **options)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "write_text", killed)  # last.safetensors is written, config.json is not
+        with pytest.raises(KeyboardInterrupt):
+            resume(run, split, epochs=3, progress=False)
+    load(run)
+    with pytest.raises(ValueError, match="epochs was 3 when the run was begun, config.json says 2"):
+        resume(run, split, progress=False)
+    assert len(resume(run, split, epochs=3, progress=False)) == 3
+    assert len(resume(run, split, progress=False)) == 3
+    # Without learning no epoch is better than the first: patience ends the run after the second one.
+    stopped = tmp_path / "stopped"
+    frozen_rate = {**options, "lr": 1e-30, "patience": 1}
+    assert len(fit(small(SASRec, split), split, epochs=3, out=stopped, **frozen_rate)) == 2
+    weights = (stopped / "model.safetensors").read_bytes()
+    assert len(resume(stopped, split, epochs=9, progress=False)) == 2
+    assert (stopped / "model.safetensors").read_bytes() == weights

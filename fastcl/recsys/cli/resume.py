@@ -1,4 +1,4 @@
-"""fastcl resume: goes on with a run, or with all runs of a folder, that were interrupted."""
+"""fastcl resume: goes on with a run, or with all runs of a folder, that were interrupted or are to have more epochs."""
 
 import argparse
 from typing import Any
@@ -11,10 +11,12 @@ from fastcl.recsys.training.state import Settings
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("resume", help="go on with a run that was interrupted")
+    parser = commands.add_parser("resume", help="go on with a run that was interrupted, or extend one")
     option = parser.add_argument
     option("folder", metavar="RUN", help="run folder, or one of several runs (--seed 1,2,3)")
     option("--data", metavar="FILE", help="where the data is now (default: where it was in training)")
+    extended = "extend the run to N epochs in all; with --schedule linear the result is not that of N from the start"
+    option("--epochs", type=int, metavar="N", help=extended)
     option("--json", action="store_true", help="print the result as JSON, one document a run")
     parser.set_defaults(run=run, names={"format": "--data", "columns": "--data"})
 
@@ -24,4 +26,4 @@ def run(args: argparse.Namespace) -> None:
     folders = run_folders(args.folder)
     with processes.processes(Settings.recorded(checkpoint.read_config(folders[0])).device):
         for folder in folders:
-            print_result(folder, resume(folder, data=args.data), args.json)
+            print_result(folder, resume(folder, data=args.data, epochs=args.epochs), args.json)

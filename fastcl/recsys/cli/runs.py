@@ -183,7 +183,8 @@ def groups_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     flat = {key: value for key, value in config.items() if key not in (*NO_SETTINGS, "config")}
-    return {**config["config"], **flat}
+    # A run that names no schedule had the linear one.
+    return {**config["config"], **({"schedule": "linear"} if "epochs" in flat else {}), **flat}
 
 
 def _digest(split: Split) -> str:

@@ -18,7 +18,7 @@ from fastcl.recsys.options import parse_settings
 from fastcl.recsys.training import checkpoint, lock, processes
 from fastcl.recsys.training.fit import go_on
 from fastcl.recsys.training.starting import begin, enough_memory, reserve
-from fastcl.recsys.training.state import METRICS, PRECISIONS, Settings, validation_metric
+from fastcl.recsys.training.state import METRICS, PRECISIONS, SCHEDULES, Settings, validation_metric
 from fastcl.recsys.training.threads import add_threads
 
 
@@ -35,6 +35,7 @@ def add(commands: Any) -> None:
     option("--patience", type=int, metavar="N", help="stop after N epochs without a new best (default: never)")
     metric = "validation metric that decides which epoch is the best, such as recall@20 or auc (default: %(default)s)"
     option("--metric", default="ndcg@10", help=metric)
+    option("--schedule", choices=list(SCHEDULES), default="linear", help="of the learning rate (default: %(default)s)")
     option("--lr", type=float, help="learning rate of the first step (default: the model's)")
     option("--seed", default="0", help="or several, 1,2,3: a run each, in RUN/seed-1 and so on (default: %(default)s)")
     fields = "; ".join(f"{name}: {', '.join(m.Config.__dataclass_fields__)}" for name, m in MODELS.items())
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     seeds = whole_numbers("--seed", args.seed, low=0)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seed: expected different seeds, got {args.seed}")
-    names = ("seen", "metric", "patience", "precision", "accumulate", "save_every", "device", "threads")
+    names = ("seen", "metric", "patience", "schedule", "precision", "accumulate", "save_every", "device", "threads")
     checkpoint.require_safetensors()
     source = source_of(args)
     out = Path(args.out)

@@ -21,6 +21,7 @@ from fastcl.recsys.data import Split
 from fastcl.recsys.data.source import Source
 from fastcl.recsys.evaluation.ranking import NotNumbers, evaluate
 from fastcl.recsys.models import Model
+from fastcl.recsys.options import at_least
 from fastcl.recsys.training import checkpoint, lock, loop, processes, state
 from fastcl.recsys.training.loop import Run
 from fastcl.recsys.training.modelstate import distinct, with_aliases
@@ -29,6 +30,7 @@ from fastcl.recsys.training.starting import (
     begin,
     check_unchanged,
     enough_memory,
+    extend,
     own_random_state,
     reserve,
 )
@@ -46,6 +48,7 @@ def fit(
     seen: str = "mask",
     metric: str = "ndcg@10",
     patience: int | None = None,
+    schedule: str = "linear",
     precision: str = "float32",
     accumulate: int = 1,
     save_every: float = 600.0,
@@ -62,7 +65,7 @@ def fit(
 
     Args:
         epochs: passes over the train clicks, >= 1.
-        lr: learning rate of the first step, falling linearly to 0 at the last one; None: the model's config.
+        lr: learning rate of the first step; None: the model's config.
         out: run folder, written before the first step; None: nothing is written. One that exists and is not empty is
             refused unless `force`.
         seed: of batch order, dropout and negatives (the initial weights have the model's own), >= 0.
@@ -70,6 +73,7 @@ def fit(
         metric: decides which epoch is the best: "recall", "hr", "ndcg", "mrr" or "map" at any cut-off ("recall@20";
             without one at 10), or "auc", on split.valid with all items ranked.
         patience: stop after so many epochs without a new best, >= 1; None: never.
+        schedule: "linear", the learning rate falls to 0 over the steps of all `epochs`, or "constant".
         precision: "float32", or "bfloat16": the loss runs under torch.autocast; weights, optimiser and validation stay
             float32.
         accumulate: batches a step, >= 1. For a loss over targets (SASRec) the step is that of one batch so many times
@@ -99,6 +103,7 @@ def fit(
                 seen=seen,
                 metric=state.validation_metric(metric),
                 patience=patience,
+                schedule=schedule,
                 precision=precision,
                 accumulate=accumulate,
                 save_every=save_every,
@@ -117,7 +122,12 @@ def fit(
 
 
 def resume(
-    folder: str | Path, split: Split | None = None, progress: bool = True, *, data: str | Path | None = None
+    folder: str | Path,
+    split: Split | None = None,
+    progress: bool = True,
+    *,
+    data: str | Path | None = None,
+    epochs: int | None = None,
 ) -> list[dict[str, Any]]:
     """Goes on with the run in `folder` from its last checkpoint; `load(folder)` then gives its best model.
 
@@ -128,10 +138,15 @@ def resume(
         split: the data of the run; None: read from where config.json says.
         progress: report on stderr.
         data: where the data is now, without `split`; None: where it was.
+        epochs: extends the run to so many epochs in all, complete or not; None: as many as it was begun with. With the
+            schedule "constant" the end is that of a run begun with so many, bit for bit. With "linear" it is not: the
+            epochs before had the learning rates of the shorter run, and those to come have the rates of the longer one,
+            which rise again first; config.json then says so ("extended"), and so does a note on stderr. A run that
+            `patience` has ended stays ended: more epochs would not have been trained from the start either.
 
     Returns: all lines of metrics.jsonl, as `fit` does. Raises FileNotFoundError where there is no run or no data,
-        ValueError where a file of it is damaged or was changed, the data is another, or the number of processes is,
-        OSError where another process is training in the folder.
+        ValueError where a file of it is damaged or was changed, the data is another, the number of processes is, or
+        `epochs` are fewer than the run has, OSError where another process is training in the folder.
 
     >>> resume("runs/first")  # doctest: +SKIP
     """
@@ -149,7 +164,7 @@ def resume(
                 if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                     raise
                 unwritable = error
-        return go_on(folder, split, progress, data, unwritable)
+        return go_on(folder, split, progress, data, unwritable, epochs)
 
 
 def go_on(
@@ -158,6 +173,7 @@ def go_on(
     progress: bool = True,
     data: str | Path | None = None,
     unwritable: OSError | None = None,
+    epochs: int | None = None,
 ) -> list[dict[str, Any]]:
     """What `resume` does once the folder is locked, or is known not to be writable; raises that unless the run is
     complete.
@@ -165,6 +181,8 @@ def go_on(
     with processes.together(), enough_memory():
         config = checkpoint.read_config(folder)
         settings = Settings.recorded(config)
+        if epochs is not None:
+            at_least(settings.epochs, "epochs", epochs)
         if settings.processes != processes.count():
             raise ValueError(
                 f"{folder}: expected the {settings.processes} processes that began it, got {processes.count()}; "
@@ -179,7 +197,7 @@ def go_on(
         belongs = checkpoint.identity_of(folder)
         run.facts = state.facts_of(settings, config["data_sha256"], belongs)
         expected = {"belongs": belongs}
-        check_unchanged(folder, run.facts)
+        check_unchanged(folder, run.facts, epochs)
     with own_random_state(device), enough_memory():
         with processes.together():
             run.progress = state.restore(folder, run.model, run.optimizer, expected)
@@ -188,7 +206,11 @@ def go_on(
             parts = len(run.model.part_names)
             if len(run.progress.total) not in (0, parts) or run.progress.step >= max(run.steps, 1):
                 raise ValueError(f"{folder / state.LAST}: expected a step of an epoch of {run.steps}, and {parts} sums")
-            complete = run.progress.done(settings) and _published(run) is not None
+            if epochs is not None and epochs != settings.epochs:
+                if unwritable is not None:
+                    raise unwritable
+                config = extend(run, config, epochs)
+            complete = run.progress.done(run.settings) and _published(run) is not None
         if progress and processes.leads():
             _announce(folder, config, run)
         if processes.decided(complete):

@@ -23,15 +23,17 @@ from fastcl.recsys.models import Model
 from fastcl.recsys.models.base import UserModel
 from fastcl.recsys.training import processes
 from fastcl.recsys.training.rowadam import RowAdam
-from fastcl.recsys.training.state import Progress, Settings
+from fastcl.recsys.training.state import SCHEDULES, Progress, Settings
 
 T = TypeVar("T")
 
 
 @dataclass
 class Run:
-    """A training under way. folder: None where nothing is written. rate: of the share of the planned steps that are
-    done, the learning rate as a share of the first one. facts: what its tensor files say of the run (`state.facts_of`).
+    """A training under way.
+
+    folder: None where nothing is written. rate: maps the fraction of planned steps already done (0..1) to a multiplier
+    of the initial learning rate. facts: what the run's tensor files say of it (`state.facts_of`).
     """
 
     model: Model
@@ -49,25 +51,23 @@ class Run:
         return -(-self.model.steps(self.split.train) // self.settings.accumulate)
 
 
-def falling(done: float) -> float:
-    return 1.0 - done
-
-
 def new_run(
     model: Model,
     split: Split,
     settings: Settings,
     folder: Path | None = None,
     betas: tuple[float, float] = (0.9, 0.98),
-    rate: Callable[[float], float] = falling,
+    rate: Callable[[float], float] | None = None,
 ) -> Run:
     """A training that has not begun. ValueError where `check` finds that there can be none.
+
+    rate: as in `Run`; None: the schedule of the settings.
 
     beta2 = 0.98 as in the code of both papers: rarely clicked items move too far under 0.999.
     """
     check(model, split, settings)
     optimizer = RowAdam(model.parameters(), lr=settings.lr, betas=betas)
-    return Run(model, split, settings, folder, optimizer, Progress(), rate)
+    return Run(model, split, settings, folder, optimizer, Progress(), rate or SCHEDULES[settings.schedule])
 
 
 def check(model: Model, split: Split, settings: Settings) -> None:

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,30 @@ def begin(
     return facts
 
 
+def extend(run: loop.Run, config: dict[str, Any], epochs: int) -> dict[str, Any]:
+    """Plans so many epochs for a restored run: changes its settings, and both files that hold them. Every process calls
+    it, the first one writes. Returns the new content of config.json.
+    """
+    assert run.folder is not None, "a run that goes on has a folder"
+    before, done = run.settings, len(run.progress.history)
+    run.settings = replace(before, epochs=epochs)
+    config = {**config, "epochs": epochs}
+    if before.schedule != "constant" and (done or run.progress.step):
+        config["extended"] = [*config.get("extended", []), {"from": before.epochs, "to": epochs, "after": done}]
+        if processes.leads():
+            other = f"the result is not that of {epochs} epochs from the start"
+            rates = f"the first {done} epochs had the learning rates of a run of {before.epochs}, so that {other}"
+            print(f"{run.folder}: extended to {epochs} epochs; {rates}", file=sys.stderr)
+    facts = json.loads(run.facts["settings"])
+    run.facts = state.facts_of(run.settings, facts["data_sha256"], run.facts["belongs"])
+    tensors = state.content(run.model, run.optimizer, run.progress, run.facts)
+    if processes.leads():
+        # One after the other, so that neither is ever missing; killed in between, the same command begins again here.
+        tensorfile.write_tensors(run.folder / state.LAST, *tensors)
+        writing.write_text(run.folder / "config.json", json.dumps(config, indent=2) + "\n")
+    return config
+
+
 @contextmanager
 def own_random_state(device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -93,8 +117,11 @@ def enough_memory() -> Iterator[None]:
         raise MemoryError(f"not enough memory{wanted}: expected a machine with more, or {advice}") from error
 
 
-def check_unchanged(folder: Path, now: Mapping[str, str]) -> None:
-    """Compares config.json with the settings that last.safetensors was written with."""
+def check_unchanged(folder: Path, now: Mapping[str, str], epochs: int | None) -> None:
+    """Compares config.json with the settings that last.safetensors was written with.
+
+    epochs: to which the run is about to be extended; last.safetensors may have them already (`extend`).
+    """
     facts = tensorfile.read_facts(folder / state.LAST)
     if "settings" not in facts:
         return  # of a run of version 1
@@ -102,7 +129,7 @@ def check_unchanged(folder: Path, now: Mapping[str, str]) -> None:
     then = schema.parse(facts["settings"], where)
     schema.fits(then, dict[str, Any], where)
     for name, value in json.loads(now["settings"]).items():
-        if name in then and then[name] != value:
+        if name in then and then[name] != value and (name, then[name]) != ("epochs", epochs):
             text = (
                 f"{name} was {schema.short(then[name])} when the run was begun, config.json says {schema.short(value)}"
             )

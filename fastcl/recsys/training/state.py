@@ -6,7 +6,7 @@ generator to keep; within one, torch's is kept and the batches already done are 
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from fastcl.recsys.training import checkpoint, processes, tensorfile
 from fastcl.recsys.training.modelstate import distinct
 
 METRICS = ("ndcg@10", "recall@10")  # of validation, in every metrics.jsonl; the metric of the run joins them
+# Learning rate schedules: the fraction of the planned steps already done (0..1) to a multiplier of the first rate.
+SCHEDULES: dict[str, Callable[[float], float]] = {"linear": lambda done: 1.0 - done, "constant": lambda done: 1.0}
 PRECISIONS = ("float32", "bfloat16")
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 THREADS = 4096  # more than a machine has: starting them would be an attack on it
@@ -58,6 +60,7 @@ class Settings:
     seen: str = "mask"
     metric: str = "ndcg@10"
     patience: int | None = None
+    schedule: str = "linear"
     precision: str = "float32"
     accumulate: int = 1
     save_every: float = 600.0
@@ -73,6 +76,7 @@ class Settings:
         one_of(SEEN, "seen", self.seen)
         if validation_metric(self.metric) != self.metric:
             raise ValueError(f"metric: expected one with its cut-off, such as ndcg@10, got {self.metric!r}")
+        one_of(SCHEDULES, "schedule", self.schedule)
         one_of(PRECISIONS, "precision", self.precision)
         one_of(DEVICES, "device", self.device)
         if self.threads > THREADS:
@@ -90,6 +94,7 @@ class Settings:
     def recorded(cls, config: Mapping[str, Any]) -> "Settings":
         """From the content of a config.json; ValueError where it holds no such settings."""
         where = "config.json: expected the settings of a training run"
+        config = {"schedule": "linear", **config}  # which runs that do not say had
         missing = [name for name in cls.__dataclass_fields__ if name not in config]
         if missing:
             raise ValueError(f"{where}, got none of {missing[0]}")
