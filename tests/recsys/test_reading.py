@@ -214,8 +214,8 @@ def test_tables_that_are_none() -> None:
         Interactions.read(3)
     with pytest.raises(ValueError, match="source: expected columns of one length, got 1, 2"):
         Interactions.read({"user": ["a"], "item": ["x", "y"]}, time=None)
-    with pytest.raises(ValueError, match="no user column 'user'; the file has 'User', 'item'; did you mean 'User'"):
-        Interactions.read({"User": ["a"], "item": ["x"]}, time=None)
+    with pytest.raises(ValueError, match="no user column 'usher'; the file has 'User', 'item'; did you mean 'User'"):
+        Interactions.read({"User": ["a"], "item": ["x"]}, user="usher", time=None)
 
 
 # 8: repeats are kept, unless asked otherwise; then the first in time stays, not the first in the file.

@@ -13,6 +13,7 @@ from fastcl.recsys.data.containers import Feature, Items
 from fastcl.recsys.data.reading import columns
 from fastcl.recsys.data.reading.formats import Form, dialect_of
 from fastcl.recsys.data.reading.header import column_of, say
+from fastcl.recsys.data.reading.names import recognised
 from fastcl.recsys.data.reading.textfiles import read_columns
 
 Cell = str | list[str]  # of a feature; a list holds several values
@@ -35,7 +36,7 @@ def join(
     form: how a file is written; prefix: of the options that say so, in messages. Items without a row have no values.
     Raises ValueError where an item has two rows.
     """  # fmt: skip
-    table, where = _table(source, item, form, prefix)
+    table, where, item = _table(source, item, form, prefix)
     ids = [str(cell) for cell in table[list(table)[column_of(where, list(table), "item_features", item, prefix)]]]
     row = dict(zip(ids, range(len(ids)), strict=True))
     if len(row) < len(ids):
@@ -62,19 +63,22 @@ def _values(cell: Cell, separator: str, missing: frozenset[str]) -> list[str]:
     return list(dict.fromkeys(value for value in map(str.strip, values) if value and value not in missing))
 
 
-def _table(source: Any, item: str, form: Form, prefix: str) -> tuple[Mapping[str, Sequence[Cell]], str]:
+def _table(source: Any, item: str, form: Form, prefix: str) -> tuple[Mapping[str, Sequence[Cell]], str, str]:
+    """The columns, what to call the table in messages, and the name of the item column."""
     if isinstance(source, str | Path):
         path = Path(source)
         if dialect_of(path, form, prefix).delimiter is None:
             hint = f"name its format, such as {say(prefix + 'format', 'csv')}"
             raise ValueError(f"item_features: expected a table, got {source} (a sequence file): {hint}")
-        return read_columns(path, form, prefix), str(path)
+        table = read_columns(path, form, prefix)
+        return table, str(path), recognised(path, list(table), {"item": item})["item"]
     source = columns.collected(source)
     names = [str(name) for name in columns.names(source)]
+    item = recognised("item_features", names, {"item": item})["item"]
     found: dict[str, Sequence[Cell]] = {}
     for name in names:
         column = columns.column(source, "item_features", name)
         found[name] = columns.ids(column, "item_features") if name == item else list(map(columns.cell_of, column))
     if not names or len({len(column) for column in found.values()}) > 1:
         raise ValueError("item_features: expected a table file or columns of one length")
-    return found, "item_features"
+    return found, "item_features", item

@@ -27,6 +27,7 @@ class Tally:
     rows_read: int = 0  # rows of data found, good or bad; blank lines and the header do not count
     blank_lines: int = 0
     dropped: dict[str, int] = field(default_factory=dict)  # reason -> rows
+    columns: dict[str, str] = field(default_factory=dict)  # option -> the column that was recognised
     # The first few and the first of each reason, as "FILE:LINE: what", and that of each reason by itself.
     faults: list[str] = field(default_factory=list)
     firsts: dict[str, str] = field(default_factory=dict)
@@ -44,7 +45,8 @@ class Tally:
 class DataReport:
     """What `Interactions.read` found.
 
-    source, format, encoding: where and how it was read. rows_read: rows of data, good or bad. rows: interactions kept.
+    source, format, encoding: where and how it was read. columns: "user", "item", "time" -> the column that was taken
+        for it without being named. rows_read: rows of data, good or bad. rows: interactions kept.
     dropped: reason -> rows left out. faults: the first few bad rows, and the first of each reason, in full.
     blank_lines: lines without anything.
     cut_short: the last line has no line end (perhaps the file was cut).
@@ -69,6 +71,7 @@ class DataReport:
     source: str
     format: str
     encoding: str
+    columns: Mapping[str, str]
     rows_read: int
     rows: int
     users: int
@@ -132,6 +135,9 @@ class DataReport:
             (self.feature_rows_unused, "items of the feature file are not in the log"),
         )
         lines += [f"{count:,} {what}" for count, what in facts if count]
+        if self.columns:
+            taken = ", ".join(f"{option} is {name!r}" for option, name in self.columns.items())
+            lines.append(f"columns by their names: {taken}")
         for name, count in self.features.items():
             lines.append(f"feature {name}: {count:,} of {self.items:,} items have it")
             if name in self.ungrouped:
@@ -182,6 +188,7 @@ def describe(
         source=tally.source,
         format=tally.format,
         encoding=tally.encoding,
+        columns=dict(tally.columns),
         rows_read=tally.rows_read,
         rows=len(row),
         users=len(users),

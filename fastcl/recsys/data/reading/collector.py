@@ -135,7 +135,7 @@ def _no_id(what: str, name: str) -> tuple[str, str]:
     if not name.strip():
         return f"missing {what} id", f"empty {what} id"
     word = name.strip()
-    fault = f"{what} id {word!r} stands for a missing value; missing=() (--missing \"\") where it is an id"
+    fault = f'{what} id {word!r} stands for a missing value; missing=() (--missing "") where it is an id'
     return f"missing {what} id ({word})", fault
 
 

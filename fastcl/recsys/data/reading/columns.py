@@ -19,6 +19,7 @@ import numpy as np
 from fastcl.recsys.data.reading.collector import Collector, Fault, Reader
 from fastcl.recsys.data.reading.formats import Form, Options, refuse_unused
 from fastcl.recsys.data.reading.header import column_of
+from fastcl.recsys.data.reading.names import recognised
 from fastcl.recsys.data.reading.times import EXACT
 
 _PIECE = 1 << 16  # rows
@@ -32,6 +33,7 @@ def reader(table: Any, options: Options) -> Reader:
     del of_files["missing"]
     refuse_unused(of_files, "a table in memory has none")
     named = {"user": options.user, "item": options.item, **({"time": options.time} if options.time else {})}
+    wanted, named = named, recognised(_NAME, [str(each) for each in names(table)], named)
     table = collected(table, list(named.values()))
     arrays = {option: column(table, option, name) for option, name in named.items()}
     lengths = [len(array) for array in arrays.values()]
@@ -41,7 +43,8 @@ def reader(table: Any, options: Options) -> Reader:
         refuse_narrow(array, option)
     if options.time_format is not None and arrays["time"].dtype != object:
         raise ValueError(f"time_format: expected a column of texts, got one of {arrays['time'].dtype}")
-    return Reader("time" in arrays, partial(_read, arrays))
+    found = {option: name for option, name in named.items() if name != wanted[option]}
+    return Reader("time" in arrays, partial(_read, arrays, found))
 
 
 def refuse_narrow(array: np.ndarray, option: str) -> None:
@@ -57,6 +60,8 @@ def names(table: Any) -> list[Any]:
         return [*fields]
     if isinstance(table, Mapping):
         return [*table]
+    if type(table).__name__ == "LazyFrame":
+        return [*table.collect_schema().names()]
     # pyarrow's `columns` are the columns themselves.
     return list(getattr(table, "column_names", getattr(table, "columns", ())))
 
@@ -114,8 +119,9 @@ def _objects(values: list[Any] | tuple[Any, ...]) -> np.ndarray:
     return np.fromiter(values, object, len(values))
 
 
-def _read(arrays: dict[str, np.ndarray], collector: Collector) -> None:
+def _read(arrays: dict[str, np.ndarray], taken: dict[str, str], collector: Collector) -> None:
     collector.start(_NAME, "columns", "no encoding", lambda row: f"{_NAME}, row {row} (from 0)")
+    collector.tally.columns |= taken
     rows = len(arrays["user"])
     for begin in range(0, rows, _PIECE):
         part = slice(begin, min(begin + _PIECE, rows))

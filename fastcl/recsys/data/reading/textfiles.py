@@ -18,10 +18,10 @@ from fastcl.recsys.data.reading.collector import Collector, Fault, Reader
 from fastcl.recsys.data.reading.formats import SPACES, Dialect, Form, Options, dialect_of
 from fastcl.recsys.data.reading.guess import SAMPLE, not_sequences
 from fastcl.recsys.data.reading.header import are_names, atomic, column_of, named, say, separator_of
+from fastcl.recsys.data.reading.names import ATOMIC, recognised
 from fastcl.recsys.data.reading.opening import open_text
 
 _DEFAULTS = {"user": "user", "item": "item", "time": "time"}
-_ATOMIC = {"user": "user_id", "item": "item_id", "time": "timestamp"}  # what RecBole names them
 _PIECE = 1 << 16  # lines
 _LINE_ENDS = ("\n", "\r")
 _UNDECODED = re.compile("[\0\udc80-\udcff]")  # bytes that the encoding has no meaning for, and zeros
@@ -41,8 +41,6 @@ def reader(path: Path, options: Options) -> Reader:
         if options.time_format is not None:
             raise ValueError(f"time_format: a sequence file has no times, got {options.time_format!r} ({path})")
         return Reader(False, partial(_read_sequences, path, options))
-    if dialect.typed and options.columns is None:
-        columns = {option: _ATOMIC[option] if name == option else name for option, name in columns.items()}
     return Reader(bool(columns["time"]), partial(_read_table, path, options, columns))
 
 
@@ -289,7 +287,10 @@ def undecoded(line: int, character: str, encoding: str) -> Fault:
 def _read_table(path: Path, options: Options, columns: dict[str, str], collector: Collector) -> None:
     with open_table(path, options) as table:
         collector.start(str(path), table.dialect.name, table.note, lambda line: f"{path}:{line}")
-        places = [column_of(path, table.header, option, name) for option, name in columns.items() if name]
+        wanted = {option: name for option, name in columns.items() if name}
+        found = recognised(path, table.header, wanted, ATOMIC if table.dialect.typed else None)
+        collector.tally.columns |= {option: name for option, name in found.items() if name != columns[option]}
+        places = [column_of(path, table.header, option, name) for option, name in found.items()]
         for piece in pieces(table):
             collector.tally.blank_lines += piece.blank
             collector.tally.cut_short |= piece.cut
@@ -298,8 +299,7 @@ def _read_table(path: Path, options: Options, columns: dict[str, str], collector
 
 
 def read_columns(path: Path, form: Form | None = None, prefix: str = "") -> dict[str, list[str]]:
-    """All columns of a table file that have a name, by name. Raises ValueError "FILE:LINE: what" at the first bad row.
-    """
+    """All columns of a table file that have a name, by name. Raises ValueError "FILE:LINE: what" at a bad row."""
     with open_table(path, form or Form(), prefix) as table:
         cells: list[list[str]] = [[] for _ in table.header]
         for piece in pieces(table):
