@@ -76,6 +76,20 @@ def test_one_product_equals_two_calls(loss: str, dtype: torch.dtype, monkeypatch
             torch.testing.assert_close(found[name], truth, rtol=rtol, atol=rtol * size)
 
 
+@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
+def test_every_isa_has_the_textbook(isa: str, dtype: torch.dtype) -> None:
+    """Sizes around the widths of vectors and of the pieces in which columns are summed; any strides, any upstream."""
+    for seed, n in enumerate((1, 2, 7, 16, 33, 64, 255, 257, 300)):
+        tensors = pairs(n, 1 + seed % 5, dtype, seed)
+        tensors["query"] = tensors["query"].T.contiguous().T
+        for ids in (None, torch.arange(n).flip(0) % max(1, n // 3)):
+            ours = results(fastcl.infonce, tensors, normalize=False, ids=ids)
+            truth = results(reference.infonce, {k: t.double() for k, t in tensors.items()}, normalize=False, ids=ids)
+            for name, expected in truth.items():
+                limit = (1e-12 if dtype == F64 else 2e-5) * (1 + expected.abs().amax().item())
+                torch.testing.assert_close(ours[name].double(), expected, rtol=limit, atol=limit)
+
+
 @pytest.mark.parametrize("n", [LARGEST - 1, LARGEST, LARGEST + 1])
 def test_around_the_bound(n: int) -> None:
     """The textbook's values and gradients on both sides; N x N numbers are held up to the bound, and none beyond."""
