@@ -70,9 +70,10 @@ def matrix(
     name: str, t: Any, rows: int | None = None, cols: int | None = None, device: torch.device | None = None
 ) -> None:
     is_tensor(name, t)
-    if t.dim() != 2 or (rows is not None and t.shape[0] != rows) or (cols is not None and t.shape[1] != cols):
+    shape = t.shape  # made anew whenever it is asked for
+    if len(shape) != 2 or (rows is not None and shape[0] != rows) or (cols is not None and shape[1] != cols):
         wanted = f"[{'*' if rows is None else rows}, {'*' if cols is None else cols}]"
-        raise ValueError(f"{name}: expected shape {wanted}, got {list(t.shape)}")
+        raise ValueError(f"{name}: expected shape {wanted}, got {list(shape)}")
     if device is not None:
         on_device(name, t, device)
 

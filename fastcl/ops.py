@@ -298,6 +298,20 @@ def contrast_expecting(
     row_id, col_id = check_columns(n, key.shape[0], device, bias, row_id, col_id)
     if expected is not None:
         expected.check(n, device, positive is not None)
+    return contrast_checked(expected, query, key, positive, scale, bias, row_id, col_id)
+
+
+def contrast_checked(
+    expected: Expected | None,
+    query: Tensor,
+    key: Tensor,
+    positive: Tensor | None,
+    scale: float | Tensor,
+    bias: Tensor | None,
+    row_id: Tensor | None,
+    col_id: Tensor | None,
+) -> tuple[Tensor | None, Tensor]:
+    """`contrast_expecting` for a caller that has checked its arguments under the names its own caller knows."""
     none = none_for(query)
     scale_t, factor = scale_and_factor(scale, none)
     # Only the CPU's kernels sum over columns on the way.

@@ -24,7 +24,7 @@ from fastcl.checks import (
     on_device,
 )
 from fastcl.negatives import Columns
-from fastcl.ops import Expected, contrast_expecting
+from fastcl.ops import Expected, contrast_checked
 from fastcl.private import private_similarity
 
 
@@ -144,15 +144,15 @@ def rows_of(
             last = nth == len(segments)
             if last and expected is not None and total is not None:
                 expected = expected._replace(rest=total)
-            pos, lse = contrast_expecting(
+            pos, lse = contrast_checked(
                 expected if last else None,
                 query,
                 segment.keys,
                 positive if last else None,
-                scale=scale,
-                bias=bias,
-                row_id=row_id,
-                col_id=col_id,
+                scale,
+                bias,
+                row_id,
+                col_id,
             )
             total = lse if total is None else logaddexp(total, lse)
         assert total is not None
