@@ -13,6 +13,7 @@ import torch
 import fastcl
 from fastcl.recsys import MODELS, load
 from fastcl.recsys.cli import main
+from fastcl.recsys.cli.main import leaves
 from fastcl.recsys.reporting import demo
 from fastcl.recsys.reporting.cost import Shape, measure
 from fastcl.recsys.settings import settings_of
@@ -271,3 +272,10 @@ def test_models_tells_every_setting_and_version_the_version(capsys: pytest.Captu
     with pytest.raises(SystemExit) as ended:
         main.main(["--version"])
     assert (ended.value.code, capsys.readouterr().out) == (0, f"fastcl {fastcl.__version__}\n")
+
+
+def test_every_argument_of_every_command_says_what_it_is() -> None:
+    for leaf in leaves(main.build_parser()):
+        for action in leaf._actions:
+            told = (action.help or "").partition(" (default")[0]
+            assert len(told.split()) >= 2, f"{leaf.prog} {action.option_strings or action.dest}"

@@ -22,7 +22,12 @@ SHAPES = {
 def add(commands: Any) -> None:
     parser = commands.add_parser("bench", help="check and time the fused loss against plain PyTorch, half a minute")
     option = parser.add_argument
-    option("--repetitions", type=int, default=15, help="medians of so many alternating runs (default: %(default)s)")
+    option(
+        "--repetitions",
+        type=int,
+        default=15,
+        help="number of alternating runs that the medians are of (default: %(default)s)",
+    )
     add_threads(parser)
     option("--json", action="store_true", help="one JSON document on stdout")
     parser.set_defaults(run=run)

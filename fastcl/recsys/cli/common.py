@@ -16,31 +16,45 @@ from fastcl.recsys.options import at_least
 def add_read_options(parser: argparse.ArgumentParser) -> None:
     """The file and how to read it: what `Interactions.read` takes."""
     option = parser.add_argument
+    known = {"user": "userId", "item": "movieId", "time": "timestamp"}
     option(
         "file",
-        help="table (.csv, .tsv, .inter) or sequences (.txt), also .gz, .xz, .bz2; - is a pipe on stdin; or "
-        "bundled:movies, bundled:purchases",
+        help="the interactions: a table (.csv, .tsv, .inter) or sequences (.txt), plain or packed (.gz, .xz, .bz2); - "
+        "reads a pipe on stdin; bundled:purchases and bundled:movies name the bundled data",
     )
     for column in ("user", "item", "time"):
-        more = '; "" where the rows are in time order' if column == "time" else ""
-        option(f"--{column}", default=column, metavar="COLUMN", help=f"its column (default: {column}{more})")
-    option("--format", choices=FORMATS, help="where the file's name does not tell")
-    option("--delimiter", metavar="TEXT", type=_delimiter, help="between fields: '::', '|', '\\t', ' ' (any spaces)")
-    option("--columns", metavar="NAMES", type=_words, help="of a file without a line of names: user,item,_,time")
-    option("--encoding", default="utf-8", help="of the file, such as latin-1 (default: %(default)s)")
-    option("--quote", default='"', metavar="CHAR", help='around fields; "" where quotes mean nothing (default: ")')
-    option("--time-format", metavar="FORMAT", help="of dates that are not ISO, as of strptime: '%%d.%%m.%%Y %%H:%%M'")
-    option("--missing", metavar="WORDS", type=_words, help='that are no ids: NA,0; or "" (default: NA, null and more)')
-    option("--on-error", choices=("raise", "skip"), default="raise", help="refuse a bad row, or drop and count it")
-    option("--repeats", choices=("keep", "first"), default="keep", help="of an item of a user: all, or the first row")
-    option("--item-features", metavar="FILE", help="table with one row an item: its other columns become features")
-    option("--feature-columns", nargs="+", metavar="COLUMN", help="which of them (default: all)")
-    option("--separator", default="|", metavar="CHAR", help="between several values of a feature (default: |)")
-    option("--title", metavar="COLUMN", help="column of the item features that holds titles")
-    option("--item-format", choices=FORMATS, help="of the item features, where their file's name does not tell")
-    option("--item-delimiter", metavar="TEXT", type=_delimiter, help="as --delimiter")
-    option("--item-columns", metavar="NAMES", type=_words, help="as --columns")
-    option("--item-encoding", metavar="NAME", help="(default: as --encoding)")
+        more = ' ("" if the rows are in time order)' if column == "time" else ""
+        text = f"column of the {column}s{more} (default: {column}, or what public data call it: {known[column]}, ...)"
+        option(f"--{column}", default=column, metavar="COLUMN", help=text)
+    option("--format", choices=FORMATS, help="how the file is written (default: by its name)")
+    text = "what stands between two fields: '::', '|', '\\t', or ' ' for any spaces (default: by the format)"
+    option("--delimiter", metavar="TEXT", type=_delimiter, help=text)
+    text = "column names of a file that has no line of names, _ for one to skip: user,item,_,time"
+    option("--columns", metavar="NAMES", type=_words, help=text)
+    option("--encoding", default="utf-8", help="text encoding of the file, such as latin-1 (default: %(default)s)")
+    text = 'character around fields that hold a delimiter; "" takes quotes as plain text (default: ")'
+    option("--quote", default='"', metavar="CHAR", help=text)
+    text = "how dates that are not ISO are written, in the letters of strptime: '%%d.%%m.%%Y %%H:%%M'"
+    option("--time-format", metavar="FORMAT", help=text)
+    text = 'words that stand for a missing id or value: NA,0; "" for none (default: NA, null and the like)'
+    option("--missing", metavar="WORDS", type=_words, help=text)
+    text = "refuse a file with a bad row, or skip bad rows and count them (default: %(default)s)"
+    option("--on-error", choices=("raise", "skip"), default="raise", help=text)
+    text = "what to do with further rows of the same user and item: keep all, or the first one (default: %(default)s)"
+    option("--repeats", choices=("keep", "first"), default="keep", help=text)
+    text = "table with one row for each item, whose other columns become item features"
+    option("--item-features", metavar="FILE", help=text)
+    text = "columns of the item features to read (default: all)"
+    option("--feature-columns", nargs="+", metavar="COLUMN", help=text)
+    text = "what stands between several values of a feature (default: |)"
+    option("--separator", default="|", metavar="CHAR", help=text)
+    option("--title", metavar="COLUMN", help="column of the item features that holds the items' titles")
+    option("--item-format", choices=FORMATS, help="how the file of item features is written (default: by its name)")
+    text = "what stands between two fields of the item features, as --delimiter"
+    option("--item-delimiter", metavar="TEXT", type=_delimiter, help=text)
+    text = "column names of item features that have no line of names, as --columns"
+    option("--item-columns", metavar="NAMES", type=_words, help=text)
+    option("--item-encoding", metavar="NAME", help="text encoding of the item features (default: that of --encoding)")
 
 
 def _words(text: str) -> list[str]:
@@ -55,14 +69,23 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     """The file, how to read it, and how to split it."""
     add_read_options(parser)
     option = parser.add_argument
-    option("--split", choices=tuple(HOW), default="last-one", help="hold out each user's last, all from --at, or none")
-    option("--at", metavar="TIME", help="where --split time cuts: a number in the unit of the times, or 2017-10-01")
-    option("--ties", choices=TIES, default="input", help="rows at equal times in the file's order, or a random one")
-    option("--split-seed", type=int, default=0, help="of random ties (default: %(default)s)")
-    option("--test", metavar="FILE", help="of your own split: file is then what trains")
-    option("--valid", metavar="FILE", help="with --test: the file that validates")
-    option("--targets", choices=TARGETS, default="first", help="of a user's rows in --test and --valid: one, or all")
-    option("--hold-out", type=float, default=0.0, metavar="SHARE", help="of each user's train rows, validates (--test)")
+    text = (
+        "what is held out for validation and test: each user's last two rows, all rows from --at on, or nothing "
+        "(default: %(default)s)"
+    )
+    option("--split", choices=tuple(HOW), default="last-one", help=text)
+    text = "time from which --split time holds out: a number in the unit of the data's times, or a date: 2017-10-01"
+    option("--at", metavar="TIME", help=text)
+    text = "order of a user's rows at equal times: that of the file, or a random one (default: %(default)s)"
+    option("--ties", choices=TIES, default="input", help=text)
+    option("--split-seed", type=int, default=0, help="seed of --ties random (default: %(default)s)")
+    text = "test rows of a split made elsewhere; the file of interactions then holds the train rows"
+    option("--test", metavar="FILE", help=text)
+    option("--valid", metavar="FILE", help="validation rows of a split made elsewhere, beside --test")
+    text = "targets of a user in --test and --valid: the first row, or all rows (default: %(default)s)"
+    option("--targets", choices=TARGETS, default="first", help=text)
+    text = "share of each user's train rows that validates, beside --test (default: none)"
+    option("--hold-out", type=float, default=0.0, metavar="SHARE", help=text)
 
 
 def source_of(args: argparse.Namespace) -> Source:

@@ -18,11 +18,11 @@ from fastcl.recsys.writing import check_output, write_text
 def add(commands: Any) -> None:
     parser = commands.add_parser("compare", help="runs side by side: mean and spread over seeds, a paired test")
     option = parser.add_argument
-    of_runs = "run folders, or folders of several runs, on the same data; each two of them are tested"
+    of_runs = "run folders, or folders of several runs, on the same data; every two of them are compared by a test"
     option("folders", nargs="+", metavar="RUN", help=of_runs)
     add_run_options(parser)
     add_metric_options(parser)
-    option("--csv", metavar="FILE", help="write the table there")
+    option("--csv", metavar="FILE", help="file to write the table to")
     add_threads(parser)
     option("--json", action="store_true", help="print everything as JSON")
     parser.set_defaults(run=run, names={"format": "--data", "columns": "--data"})

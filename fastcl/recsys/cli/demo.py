@@ -11,10 +11,10 @@ from fastcl.recsys.training.threads import add_threads
 def add(commands: Any) -> None:
     parser = commands.add_parser("demo", help="train both models on a bundled data set, about two minutes")
     option = parser.add_argument
-    of_data = "movies are beside the sources only (default: %(default)s)"
+    of_data = "bundled data set; movies are in the repository alone (default: %(default)s)"
     option("--data", choices=list(demo.PLANS), default="purchases", help=of_data)
-    option("--seed", type=int, default=0)
-    of_out = "an earlier demo in it is overwritten (default: %(default)s)"
+    option("--seed", type=int, default=0, help="seed of the training (default: %(default)s)")
+    of_out = "folder to write to; an earlier demo in it is overwritten (default: %(default)s)"
     option("-o", "--out", metavar="FOLDER", default="runs/demo", help=of_out)
     add_threads(parser)
     option("--json", action="store_true", help="print report.json instead of the report")

@@ -22,12 +22,14 @@ from fastcl.recsys.training.threads import add_threads
 def add(commands: Any) -> None:
     parser = commands.add_parser("evaluate", help="test metrics of a run beside the floors")
     option = parser.add_argument
-    option("folder", metavar="RUN")
+    option("folder", metavar="RUN", help="run folder")
     add_run_options(parser)
     add_metric_options(parser)
     by = f"also in groups of cases: {', '.join(GROUPS)}, or a feature of the items"
     option("--by", metavar="GROUPS", default="", help=by)
-    option("--robustness", metavar="RATIOS", help="also with such shares of each history deleted or replaced, 0.1,0.3")
+    option(
+        "--robustness", metavar="RATIOS", help="also with these shares of each history deleted, and replaced: 0.1,0.3"
+    )
     add_threads(parser)
     option("--json", action="store_true", help="print everything as JSON")
     parser.set_defaults(run=run, names={"ratios": "--robustness", "format": "--data", "columns": "--data"})
@@ -36,8 +38,12 @@ def add(commands: Any) -> None:
 def add_metric_options(parser: Any) -> None:
     option = parser.add_argument
     option("-k", "--k", default="10", metavar="NUMBERS", help="cut-offs, separated by commas (default: %(default)s)")
-    option("--protocol", choices=list(PROTOCOLS), help="all items, or 100 negatives drawn (default: full)")
-    names = f"at every cut-off of -k, or recall@50 at its own; separated by commas: {', '.join(METRICS)}"
+    option(
+        "--protocol",
+        choices=list(PROTOCOLS),
+        help="rank all items, or the target among 100 drawn negatives (default: full)",
+    )
+    names = f"metrics, separated by commas, each at every cut-off of -k, or recall@50 at its own: {', '.join(METRICS)}"
     option("--metrics", metavar="NAMES", help=names)
 
 

@@ -21,13 +21,18 @@ from fastcl.recsys.writing import check_folder
 def add(commands: Any) -> None:
     parser = commands.add_parser("export", help="item vectors of a run, as a NumPy file or a Faiss index")
     option = parser.add_argument
-    option("folder", metavar="RUN")
-    option("--to", choices=list(WRITERS), default="npy", help="faiss needs fastcl[ann] (default: %(default)s)")
+    option("folder", metavar="RUN", help="run folder")
+    option(
+        "--to",
+        choices=list(WRITERS),
+        default="npy",
+        help="file to write; faiss needs fastcl[ann] (default: %(default)s)",
+    )
     option("--index", default=INDEX, help="Faiss index factory string (default: %(default)s)")
-    option("--queries", metavar="FILE", help="interactions to measure recall with (default: where training found them)")
-    option("-k", type=int, default=10, help="of recall@k (default: %(default)s)")
-    option("--seed", type=int, default=0, help="of the sample of queries")
-    option("-o", "--out", metavar="FOLDER", required=True)
+    option("--queries", metavar="FILE", help="interactions to measure recall with (default: the data of the run)")
+    option("-k", type=int, default=10, help="length of the lists whose recall is measured (default: %(default)s)")
+    option("--seed", type=int, default=0, help="seed of the sample of queries (default: %(default)s)")
+    option("-o", "--out", metavar="FOLDER", required=True, help="folder to write to")
     add_threads(parser)
     option("--json", action="store_true", help="one JSON document on stdout: the content of export.json")
     parser.set_defaults(run=run, names={"format": "--queries", "columns": "--queries"})

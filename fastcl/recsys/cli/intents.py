@@ -18,7 +18,7 @@ SHOWN = 3  # categories an intent
 def add(commands: Any) -> None:
     parser = commands.add_parser("intents", help="what the intents of a multi_clrec run are, on its test histories")
     option = parser.add_argument
-    option("folder", metavar="RUN")
+    option("folder", metavar="RUN", help="run folder")
     add_run_options(parser)
     option("-k", type=int, default=10, help="length of the recommended lists (default: %(default)s)")
     add_threads(parser)

@@ -33,15 +33,25 @@ UserRow = tuple[str | None, Row]  # user (None: the one of --history), items wit
 def add(commands: Any) -> None:
     parser = commands.add_parser("recommend", help="the best next items for a history, or for every user of a file")
     option = parser.add_argument
-    option("folder", metavar="RUN")
+    option("folder", metavar="RUN", help="run folder")
     who = parser.add_mutually_exclusive_group(required=True)
     who.add_argument("--history", metavar="IDS", help='item ids, oldest first, separated by commas ("a,b" is one id)')
-    of_users = "interaction files, read as the run's own: a list a user of them, whose clicks in the run's data join in"
+    of_users = (
+        "files of interactions, each user of which gets a list; clicks of these users in the run's data count too"
+    )
     who.add_argument("--users", metavar="FILE", nargs="+", help=of_users)
-    option("--alone", action="store_true", help="the files of --users hold whole histories: do not read the run's data")
-    option("--times", help="one a click of --history, separated by commas, in the unit of the run's data")
-    option("-k", type=int, default=10, help="(default: %(default)s)")
-    option("--seen", choices=SEEN, help="never recommend items of the history, or keep them (default: as in training)")
+    option(
+        "--alone",
+        action="store_true",
+        help="take the files of --users for whole histories and do not read the run's data",
+    )
+    option("--times", help="a time for each item of --history, separated by commas, in the unit of the run's data")
+    option("-k", type=int, default=10, help="length of a list (default: %(default)s)")
+    option(
+        "--seen",
+        choices=SEEN,
+        help="mask: recommend no item of the history; keep: items may repeat (default: as in training)",
+    )
     option("--strict", action="store_true", help="refuse items that the run does not know (default: skip, and say so)")
     add_item_options(parser)
     option("--fallback", choices=("popular",), help="what users without a known item get (default: no list)")

@@ -19,7 +19,13 @@ def add(commands: Any) -> None:
     option = parser.add_argument
     option("folders", nargs="+", metavar="RUN", help="run folders, or folders of several runs, on the same data")
     add_run_options(parser)
-    option("-o", "--out", required=True, metavar="FOLDER", help="files of the same names in it are overwritten")
+    option(
+        "-o",
+        "--out",
+        required=True,
+        metavar="FOLDER",
+        help="folder to write to; files of the same names are overwritten",
+    )
     by = f"groups of cases: {', '.join(GROUPS)}, or a feature of the items (default: {','.join(GROUPS)})"
     option("--by", metavar="GROUPS", default=",".join(GROUPS), help=by)
     add_threads(parser)

@@ -13,7 +13,7 @@ from fastcl.recsys.training.state import Settings
 def add(commands: Any) -> None:
     parser = commands.add_parser("resume", help="go on with a run that was interrupted, or extend one")
     option = parser.add_argument
-    option("folder", metavar="RUN", help="run folder, or one of several runs (--seed 1,2,3)")
+    option("folder", metavar="RUN", help="run folder, or the folder of several runs (train --seed 1,2,3)")
     option("--data", metavar="FILE", help="where the data is now (default: where it was in training)")
     extended = "extend the run to N epochs in all; with --schedule linear the result is not that of N from the start"
     option("--epochs", type=int, metavar="N", help=extended)

@@ -46,8 +46,14 @@ class Opened(NamedTuple):
 
 def add_run_options(parser: Any) -> None:
     option = parser.add_argument
-    option("--data", metavar="FILE", help="where the data is now, or other data on purpose (default: that of training)")
-    option("--seen", choices=SEEN, help="(default: as in training)")
+    option(
+        "--data",
+        metavar="FILE",
+        help="where the data is now, or other data on purpose (default: where training found it)",
+    )
+    option(
+        "--seen", choices=SEEN, help="mask: rank no item of the history; keep: rank them too (default: as in training)"
+    )
 
 
 def run_folders(*folders: str) -> list[Path]:

@@ -14,12 +14,12 @@ from fastcl.recsys.training.threads import add_threads
 def add(commands: Any) -> None:
     parser = commands.add_parser("similar", help="the items whose vectors are nearest to that of an item")
     option = parser.add_argument
-    option("folder", metavar="RUN")
-    option("item", metavar="ITEM", help="its id")
-    option("-k", type=int, default=10, help="(default: %(default)s)")
+    option("folder", metavar="RUN", help="run folder")
+    option("item", metavar="ITEM", help="id of the item")
+    option("-k", type=int, default=10, help="length of the list (default: %(default)s)")
     add_item_options(parser)
     add_threads(parser)
-    option("--json", action="store_true", help="print JSON")
+    option("--json", action="store_true", help="one JSON document on stdout")
     parser.set_defaults(run=run, names={"item": "ITEM", "only": "--only"})
 
 

@@ -30,24 +30,28 @@ def add(commands: Any) -> None:
     )
     option = parser.add_argument
     add_data_options(parser)
-    option("--model", choices=list(MODELS), required=True)
-    option("--epochs", type=int, default=20, help="at most (default: %(default)s)")
-    option("--patience", type=int, metavar="N", help="stop after N epochs without a new best (default: never)")
+    option("--model", choices=list(MODELS), required=True, help="the model; fastcl models tells what each is")
+    option("--epochs", type=int, default=20, help="passes over the train rows, at most (default: %(default)s)")
+    option("--patience", type=int, metavar="N", help="stop after N epochs without a better one (default: never)")
     metric = "validation metric that decides which epoch is the best, such as recall@20 or auc (default: %(default)s)"
     option("--metric", default="ndcg@10", help=metric)
-    option("--schedule", choices=list(SCHEDULES), default="linear", help="of the learning rate (default: %(default)s)")
+    schedule = "learning rate: falls to 0 over all epochs, or stays constant (default: %(default)s)"
+    option("--schedule", choices=list(SCHEDULES), default="linear", help=schedule)
     option("--lr", type=float, help="learning rate of the first step (default: the model's)")
-    option("--seed", default="0", help="or several, 1,2,3: a run each, in RUN/seed-1 and so on (default: %(default)s)")
-    fields = "; ".join(f"{name}: {', '.join(m.Config.__dataclass_fields__)}" for name, m in MODELS.items())
-    option("--set", nargs="+", action="extend", default=[], metavar="key=value", help=f"model settings ({fields})")
-    option("--seen", choices=SEEN, default="mask", help="never recommend items of the history, or keep them (repeats)")
-    option("--precision", choices=PRECISIONS, default="float32", help="of the loss (default: %(default)s)")
-    option("--accumulate", type=int, default=1, metavar="N", help="batches a step (default: %(default)s)")
-    option("--device", choices=["cpu", "cuda"], default="cpu", help="(default: %(default)s)")
+    seeds = "seed of weights and training; several (1,2,3) make a run each, RUN/seed-1 and so on (default: %(default)s)"
+    option("--seed", default="0", help=seeds)
+    settings = "settings of the model, which `fastcl models NAME` lists with their defaults and meanings"
+    option("--set", nargs="+", action="extend", default=[], metavar="key=value", help=settings)
+    seen = "mask: rank no item of the history; keep: rank them too, for data with repeats (default: %(default)s)"
+    option("--seen", choices=SEEN, default="mask", help=seen)
+    option("--precision", choices=PRECISIONS, default="float32", help="type of the loss (default: %(default)s)")
+    option("--accumulate", type=int, default=1, metavar="N", help="batches in an optimiser step (default: %(default)s)")
+    option("--device", choices=["cpu", "cuda"], default="cpu", help="where to train (default: %(default)s)")
     add_threads(parser)
-    option("--save-every", type=float, default=600.0, metavar="SECONDS", help="within an epoch (default: %(default)g)")
-    option("-o", "--out", required=True, metavar="RUN", help="run folder")
-    option("--force", action="store_true", help="overwrite the run in RUN")
+    saved = "seconds between two checkpoints within an epoch (default: %(default)g)"
+    option("--save-every", type=float, default=600.0, metavar="SECONDS", help=saved)
+    option("-o", "--out", required=True, metavar="RUN", help="run folder to write")
+    option("--force", action="store_true", help="overwrite a run that is in RUN")
     option("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run, names={"how": "--split", "split": "--split", "seed": "--split-seed"})
 

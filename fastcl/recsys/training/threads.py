@@ -34,7 +34,7 @@ def _quota(root: Path, own: Path) -> float:
 def add_threads(parser: Any) -> None:
     """`--threads N`, from 1 to the cores; the default is torch's own number, within them."""
     default = min(torch.get_num_threads(), cores())
-    help_ = f"1 to {cores()} here (default: %(default)s)"
+    help_ = f"threads to compute with, 1 to {cores()} on this machine (default: %(default)s)"
     parser.add_argument("--threads", type=_number, default=default, metavar="N", help=help_)
 
 
