@@ -44,21 +44,36 @@ def supcon(
 
 
 def linear_cross_entropy(
-    query: Tensor,
-    table: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
     target: Tensor,
-    bias: Tensor | None = None,
+    linear_bias: Tensor | None = None,
     temperature: float | Tensor = 1.0,
-    ignore_index: int = -100,
+    ignore_index: int | None = None,
     reduction: str = "mean",
+    row_weight: Tensor | None = None,
+    *,
     weight: Tensor | None = None,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Cross-entropy of target over query table^T / T + bias."""
+    """-sum_c t_ic w_c log p_ic for p = softmax(input linear_weight^T / T + linear_bias) and the smoothed targets t."""
     temperature = temperature[:, None] if isinstance(temperature, Tensor) and temperature.ndim else temperature
-    logits = _wide(query) @ _wide(table).T / temperature
-    logits = logits if bias is None else logits + bias.to(logits.dtype)
-    rows = F.cross_entropy(logits, target, reduction="none", ignore_index=ignore_index)
-    return _reduce(rows, target != ignore_index, reduction, weight)
+    logits = _wide(input) @ _wide(linear_weight).T / temperature
+    logits = logits if linear_bias is None else logits + linear_bias.to(logits.dtype)
+    counted = target != (-100 if ignore_index is None else ignore_index)
+    one_hot = F.one_hot(target.where(counted, 0).long(), logits.shape[1]).to(logits.dtype)
+    smooth = (1 - label_smoothing) * one_hot + label_smoothing / logits.shape[1]
+    class_weight = torch.ones_like(logits[0]) if weight is None else weight.to(logits.dtype)
+    wanted = smooth * class_weight
+    # Where nothing of a class is wanted its log p, which may be -inf, has no part.
+    log_p = F.log_softmax(logits, dim=1).masked_fill((wanted == 0) | ~counted[:, None], 0.0)
+    rows = -(wanted * log_p).sum(1)
+    if row_weight is not None:
+        rows = rows * row_weight.to(rows.dtype)
+    if reduction == "none":
+        return rows
+    total = ((one_hot * class_weight).sum(1) * counted).sum()
+    return rows.sum() if reduction == "sum" else rows.sum() / (total if total else 1.0)
 
 
 def alignment(

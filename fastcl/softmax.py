@@ -1,18 +1,30 @@
 """Softmax over items: sampled, with log q corrections, and full, over a whole table.
 
-Both are InfoNCE with other names for the same things, on inputs as they are (never normalised); rows.py and losses.py
-do the work.
+Both are InfoNCE with other names for the same things, on inputs as they are (never normalised); rows.py, losses.py and
+the op do the work.
 """
+
+import functools
+import warnings
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastcl.arithmetic import softplus
-from fastcl.checks import as_ids, check_reduction, check_temperature, check_tensor, check_weight, readable
+from fastcl.arithmetic import compute_dtype, dot, softplus
+from fastcl.checks import (
+    as_ids,
+    check_constant,
+    check_reduction,
+    check_temperature,
+    check_tensor,
+    is_tensor,
+    readable,
+)
 from fastcl.losses import infonce
 from fastcl.ops import Expected, contrast_expecting
-from fastcl.registry import registered
+from fastcl.registry import Function, registered
 from fastcl.rows import Queue, inverse, reduced
 
 
@@ -76,84 +88,138 @@ def sampled_softmax(
     )
 
 
+# What the arguments of linear_cross_entropy were called before they had the names that torch gives them.
+_OLD_NAMES = {"query": "input", "table": "linear_weight", "bias": "linear_bias"}
+
+
+def _taking_old_names(function: Function) -> Function:
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Tensor:
+        for old in _OLD_NAMES:
+            if old in named:
+                return function(*args, **_renamed(named))
+        return function(*args, **named)
+
+    return cast(Function, call)
+
+
+def _renamed(named: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by their present names. Whoever uses an old one means weights of rows by `weight`."""
+    now = _OLD_NAMES | {"weight": "row_weight"}
+    used = ", ".join(f"{now[name]} (not {name})" for name in named if name in now)
+    warnings.warn(
+        f"linear_cross_entropy: expected {used}, as torch calls them; the old names go with the next version",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return {now.get(name, name): value for name, value in named.items()}
+
+
 @registered("LinearCrossEntropy", inputs=4)
+@_taking_old_names
 def linear_cross_entropy(
-    query: Tensor,  # [N, D]
-    table: Tensor,  # [V, D]
+    input: Tensor,  # [N, D]
+    linear_weight: Tensor,  # [C, D]
     target: Tensor,  # [N]
-    bias: Tensor | None = None,  # [V]
+    linear_bias: Tensor | None = None,  # [C]
     temperature: float | Tensor = 1.0,  # a number, [] or [N]
-    ignore_index: int = -100,
+    ignore_index: int | None = None,
     reduction: str = "mean",
-    weight: Tensor | None = None,  # [N]
+    row_weight: Tensor | None = None,  # [N]
+    *,
+    weight: Tensor | None = None,  # [C]
+    label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Full softmax over a table of V classes or items, without storing the N x V logits.
+    """Full softmax over a table of C classes or items, without storing the N x C logits.
 
-        loss_i = logsumexp_v z_iv - z_i,target_i,    z_iv = <q_i, t_v> / T + bias_v
+        loss_i = (1 - e) w_target_i l_i,target_i + e / C sum_c w_c l_ic
+        l_ic = logsumexp_j z_ij - z_ic,    z_ij = <input_i, linear_weight_j> / T + linear_bias_j
 
-    Equals `F.cross_entropy(query @ table.T / T + bias, target)`.
+    with w = `weight` and e = `label_smoothing`. Arguments have the names and meanings of
+    `torch.nn.functional.linear_cross_entropy` (torch 2.13), and a call without temperature and row_weight gives the
+    same value. Classes are given by index; class probabilities and inputs of more dimensions are not taken.
 
     Args:
-        query: [N, D], float64, float32, bfloat16 or float16.
-        table: [V, D], the same; V >= 1.
-        target: [N], any integer dtype, in [0, V) or ignore_index.
-        bias: [V], floating, added after the division by T; None: 0. -inf takes a class out.
+        input: [N, D], float64, float32, bfloat16 or float16.
+        linear_weight: [C, D], the same; C >= 1.
+        target: [N], any integer dtype, in [0, C) or ignore_index.
+        linear_bias: [C], floating, added after the division by T; None: 0. -inf takes a class out, and with
+            label_smoothing makes the loss infinite, as in torch.
         temperature: T > 0: a number, a 0-d tensor (may learn) or one value a row [N] (may learn).
-        ignore_index: rows with this target have loss 0, zero gradient and no part in a mean.
-        reduction: "mean" over the rows that are not ignored (0 where all are, and F.cross_entropy gives NaN), "sum" or
-            "none" ([N]).
-        weight: [N], any floating dtype, one a row (not one a class, as in F.cross_entropy): mean = sum(weight * loss)
-            / the number of rows not ignored.
+        ignore_index: rows with this target have loss 0, zero gradient and no part in a mean; None: -100.
+        reduction: "mean": the sum over rows, divided by the number of rows that are not ignored, or with `weight` by
+            the sum of the weights of their targets; 0, where torch has NaN, if that is 0. "sum" or "none" ([N]).
+        row_weight: [N], any floating dtype, multiplies a row's loss; a mean divides by the same as without.
+        weight: [C], any floating dtype, the weight of each class; None: 1.
+        label_smoothing: from 0 to 1, the share of the target that is spread evenly over all classes (Szegedy et al.
+            2016). The sum over classes is computed from the mean of linear_weight: two more passes over [N, D] and
+            [C, D], and no N x C matrix.
 
     Returns: float32 (float64 for float64 inputs), [] or [N].
 
-    Gradients: query, table, bias, temperature and weight; that of table is dense.
+    Gradients: input, linear_weight, linear_bias, temperature and row_weight; that of linear_weight is dense. The
+    classes' `weight` is a constant.
 
     Errors: TypeError for types and dtypes, ValueError for shapes and values, each naming the argument. A target out of
     range is a ValueError on the CPU; on other devices, in compiled code and under torch.func the gather fails instead.
 
+    The names query, table and bias are still taken, with a DeprecationWarning; `weight` beside them means row_weight.
+
     >>> import torch, fastcl
     >>> table = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    >>> round(fastcl.linear_cross_entropy(torch.tensor([[2.0, 0.0]]), table, torch.tensor([2])).item(), 4)
-    0.7586
+    >>> query, target = torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([2, 1])
+    >>> round(fastcl.linear_cross_entropy(query, table, target).item(), 4)
+    1.7586
+    >>> round(fastcl.linear_cross_entropy(query, table, target, label_smoothing=0.1).item(), 4)
+    1.6919
 
     Inverse propensity weighting (CLRec, Eq. 4): each row counts 1 / q(y|x), the inverse of how often it was shown.
 
-    >>> query, target = torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([2, 1])
     >>> shown = torch.tensor([0.9, 0.1])
-    >>> round(fastcl.linear_cross_entropy(query, table, target, weight=1 / shown).item(), 4)
+    >>> round(fastcl.linear_cross_entropy(query, table, target, row_weight=1 / shown).item(), 4)
     14.2146
     """
-    check_tensor("query", query, ("N", "D"))
-    n, d = query.shape
-    check_tensor("table", table, ("V", d), query.device, least=1)
-    v = table.shape[0]
-    target = as_ids("target", target, (n,), query.device)
-    if bias is not None:
-        check_tensor("bias", bias, (v,), query.device)
-    check_temperature(temperature, n, query.device)
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
-        raise TypeError(f"ignore_index: expected an int, got {type(ignore_index).__name__}")
+    check_tensor("input", input, ("N", "D"))
+    n, d = input.shape
+    check_tensor("linear_weight", linear_weight, ("C", d), input.device, least=1)
+    c = linear_weight.shape[0]
+    target = as_ids("target", target, (n,), input.device)
+    if linear_bias is not None:
+        check_tensor("linear_bias", linear_bias, (c,), input.device)
+    check_temperature(temperature, n, input.device)
+    if ignore_index is None:
+        ignore_index = -100
+    elif isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index: expected an int or None, got {type(ignore_index).__name__}")
     check_reduction(reduction)
-    check_weight(weight, n, query.device)
+    if row_weight is not None:
+        check_tensor("row_weight", row_weight, (n,), input.device)
+    if weight is not None:
+        _check_class_weight(weight, c, n, input.device)
+    check_constant("label_smoothing", label_smoothing, lambda x: 0 <= x <= 1, "from 0 to 1")
     ignored = target == ignore_index
-    _check_range(target, ignored, v)
+    _check_range(target, ignored, c)
 
     target = target.masked_fill(ignored, 0)
-    classes = torch.arange(v, device=query.device)
+    classes = torch.arange(c, device=input.device)
     # The target stays out of the sum and is added outside, where it does not cancel.
-    positive = F.embedding(target, table)
-    scale = inverse(temperature, query, table)
-    at_target = None if bias is None else bias[target]
-    counted = (~ignored).to(scale if isinstance(scale, Tensor) else positive)
-    expected = Expected(0.0, at_target, weight=counted if weight is None else weight * counted)
+    positive = F.embedding(target, linear_weight)
+    scale = inverse(temperature, input, linear_weight)
+    at_target = None if linear_bias is None else linear_bias[target]
+    counted = (~ignored).to(compute_dtype(input, linear_weight))  # how often the row's log-sum-exp counts
+    divisor = counted
+    if weight is not None:
+        weight = weight.detach().to(counted)
+        divisor = counted * weight[target]
+        counted = counted * ((1 - label_smoothing) * weight[target] + label_smoothing * weight.mean())
+    expected = Expected(0.0, at_target, weight=counted if row_weight is None else row_weight * counted)
     pos, lse = contrast_expecting(
         None if reduction == "none" else expected,
-        query,
-        table,
+        input,
+        linear_weight,
         positive,
         scale=scale,
-        bias=bias,
+        bias=linear_bias,
         row_id=target,
         col_id=classes,
     )
@@ -161,14 +227,40 @@ def linear_cross_entropy(
     if at_target is not None:
         pos = pos + at_target.to(pos)
     per_row = softplus((lse - pos).masked_fill(ignored, -torch.inf))
+    if weight is not None:
+        per_row = per_row * counted
+    if label_smoothing:
+        share = 1.0 if weight is None else weight.mean()
+        above = share * pos - _mean_logit(input, linear_weight, linear_bias, scale, weight)
+        per_row = per_row + label_smoothing * above.masked_fill(ignored, 0.0)
     if reduction == "mean":
-        return reduced(per_row, "sum", weight) / (~ignored).sum().clamp(min=1)
-    return reduced(per_row, reduction, weight)
+        total = divisor.sum()
+        return reduced(per_row, "sum", row_weight) / total.masked_fill(total == 0, 1.0)
+    return reduced(per_row, reduction, row_weight)
 
 
-def _check_range(target: Tensor, ignored: Tensor, v: int) -> None:
+def _mean_logit(
+    input: Tensor, table: Tensor, bias: Tensor | None, scale: float | Tensor, weight: Tensor | None
+) -> Tensor:
+    """[N], the mean over classes of weight times logit: logits are linear in the table, so its mean row will do."""
+    dtype = compute_dtype(input, table)
+    row = table.mean(0, dtype=dtype) if weight is None else (weight[:, None] * table).mean(0)
+    mean = dot(input, row) * scale
+    if bias is None:
+        return mean
+    return mean + (bias.to(dtype) if weight is None else weight * bias.to(dtype)).mean()
+
+
+def _check_class_weight(weight: Tensor, c: int, n: int, device: torch.device) -> None:
+    is_tensor("weight", weight)
+    if weight.shape != (c,) and weight.shape == (n,):
+        raise ValueError(f"weight: expected shape [{c}], one a class as in torch, got [{n}]; one a row is row_weight")
+    check_tensor("weight", weight, (c,), device)
+
+
+def _check_range(target: Tensor, ignored: Tensor, c: int) -> None:
     if not readable(target):
         return
-    wrong = ((target < 0) | (target >= v)) & ~ignored
+    wrong = ((target < 0) | (target >= c)) & ~ignored
     if wrong.any():
-        raise ValueError(f"target: expected values in [0, {v}) or ignore_index, got {target[wrong][0].item()}")
+        raise ValueError(f"target: expected values in [0, {c}) or ignore_index, got {target[wrong][0].item()}")

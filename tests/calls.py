@@ -126,8 +126,9 @@ CALLS: dict[str, Call] = {
     ),
     "linear_cross_entropy": Call(
         "linear_cross_entropy",
-        {"query": Argument("ND"), "table": Argument("VD"), "target": Argument("N", "class"),
-         "bias": Argument("V", "number"), **ONE_T, **WEIGHT},
+        {"input": Argument("ND"), "linear_weight": Argument("VD"), "target": Argument("N", "class"),
+         "linear_bias": Argument("V", "number"), **ONE_T, "row_weight": Argument("N", "positive")},
+        {"label_smoothing": 0.1},
     ),
     "nt_xent": Call(
         "nt_xent", {"view1": Argument("ND"), "view2": Argument("ND"), **ONE_T, "weight": Argument("2N", "positive")}

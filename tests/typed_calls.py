@@ -42,8 +42,9 @@ fastcl.mises_fisher_weights(x)  # wrong
 # The others.
 fastcl.sampled_softmax(x, x, x, 0.5, ids=ids, log_q=x[0], negative_log_q=x[0])
 fastcl.sampled_softmax(x, x, normalize=True)  # wrong
-fastcl.linear_cross_entropy(x, x, ids, temperature=0.5)
+fastcl.linear_cross_entropy(x, x, ids, x[0], 0.5, row_weight=x[0], weight=x[0], label_smoothing=0.1)
 fastcl.linear_cross_entropy(x, x)  # wrong
+fastcl.linear_cross_entropy(query=x, table=x, target=ids)  # wrong
 fastcl.nt_xent(x, x, temperature=0.5, weight=x[0])
 fastcl.nt_xent(x, x, normalize=False)  # wrong
 fastcl.supcon(x, ids, 0.1, "none")

@@ -91,9 +91,9 @@ def configs() -> str:
 
 # One argument of each name, for calling any loss. Rows of different lengths: a loss that normalises cannot see them.
 GIVEN: dict[str, torch.Tensor] = {
-    **dict.fromkeys(("query", "view1", "anchor", "features", "x"), torch.tensor([[3.0, 1.0], [0.5, 2.0]])),
+    **dict.fromkeys(("query", "view1", "anchor", "features", "x", "input"), torch.tensor([[3.0, 1.0], [0.5, 2.0]])),
     **dict.fromkeys(("positive_key", "view2", "positive", "key", "y"), torch.tensor([[1.0, 0.2], [0.1, 0.7]])),
-    **dict.fromkeys(("negative_keys", "negative", "table"), torch.tensor([[2.0, -1.0], [0.3, 0.4]])),
+    **dict.fromkeys(("negative_keys", "negative", "linear_weight"), torch.tensor([[2.0, -1.0], [0.3, 0.4]])),
     **dict.fromkeys(("labels", "target"), torch.tensor([0, 1])),
     **dict.fromkeys(("logit_scale", "logit_bias"), torch.tensor(1.0)),
 }

@@ -70,7 +70,7 @@ def test_print_shows_the_settings() -> None:
         "MINEPlus(temperature=0.07, reduction='mean', normalize=False, symmetric=False, lam=1.2)"
     )
     module = fastcl.nn.LinearCrossEntropy(nn.Parameter(torch.tensor(0.25)), weight=torch.ones(3))
-    assert "temperature=Parameter(0.25), ignore_index=-100, reduction='mean'" in repr(module)
+    assert "temperature=Parameter(0.25), reduction='mean'" in repr(module)
     assert "weight=Tensor[3]" in repr(module)
     module.temperature.data.fill_(0.5)
     assert "temperature=Parameter(0.5)" in repr(module)

@@ -62,7 +62,7 @@ def _full_softmax(inverse_propensity: bool) -> Callable[[Tensor], Tensor]:
     every = [(x, y) for x, y in itertools.product(range(2), range(6)) for _ in range(int(CLICKS[x, y]))]
     x, y = torch.tensor(every).T
     weight = 1 / Q[x, y] if inverse_propensity else None
-    return lambda logits: fastcl.linear_cross_entropy(logits[x], ITEMS, y, weight=weight)
+    return lambda logits: fastcl.linear_cross_entropy(logits[x], ITEMS, y, row_weight=weight)
 
 
 @pytest.mark.parametrize("negatives", [1, 2, 3])

@@ -35,7 +35,7 @@ class ItemLoss(NamedTuple):
 
 def full_softmax(hidden: Tensor, table: Tensor, target: Tensor, negative: Tensor, bias: Tensor) -> Tensor:
     """Cross-entropy over the whole item table; reads no negatives."""
-    return fastcl.linear_cross_entropy(hidden, table[1:], target - 1, bias=bias)
+    return fastcl.linear_cross_entropy(hidden, table[1:], target - 1, linear_bias=bias)
 
 
 def sampled_softmax(hidden: Tensor, table: Tensor, target: Tensor, negative: Tensor, bias: Tensor) -> Tensor:

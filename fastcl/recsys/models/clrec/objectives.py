@@ -102,7 +102,7 @@ def inverse_propensity(pairs: Pairs, config: CLRecConfig) -> Tensor:
         table,
         pairs.target - 1,
         temperature=config.temperature,
-        weight=weight.clamp(max=config.weight_limit),
+        row_weight=weight.clamp(max=config.weight_limit),
     )
 
 

@@ -38,7 +38,7 @@ class Learned(nn.Module):
     def forward(self, before: Tensor, target: Tensor, log_share: Tensor) -> Tensor:
         bias = log_share + self.bias
         query = self.before(before)
-        return -fastcl.linear_cross_entropy(query, self.after.weight, target - 1, bias=bias, reduction="none")
+        return -fastcl.linear_cross_entropy(query, self.after.weight, target - 1, linear_bias=bias, reduction="none")
 
 
 PROPENSITIES: dict[str, type[nn.Module]] = {"popularity": Popularity, "learned": Learned}
