@@ -93,6 +93,16 @@ def test_a_mean_has_the_gradients_of_the_mean_of_the_rows(loss: str, isa: str) -
         assert_budget(loss, a, b, t, 1e-6)
 
 
+@pytest.mark.parametrize(
+    ("shift", "error", "message"),
+    [(0.0, ValueError, "-inf.*0.0"), (math.nan, ValueError, "-inf.*nan"), ("0", TypeError, "number.*str")],
+    ids=str,
+)
+def test_a_wrong_shift_is_refused(shift: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"expected.shift.*{message}"):
+        ops.contrast_expecting(ops.Expected(shift), torch.randn(4, 3), torch.randn(9, 3))
+
+
 @pytest.mark.parametrize("name", ["row_shift", "rest", "weight"])
 def test_a_wrong_expectation_is_refused(name: str) -> None:
     query, key, positive = (torch.randn(rows, 3, requires_grad=True) for rows in (4, 9, 4))

@@ -5,12 +5,14 @@ import sys
 
 import pytest
 
-# Rows so long that the temporary data for 256 of them, 64 MiB, cannot be had; results can.
+# Rows so long that the temporary data for 256 of them, 64 MiB, cannot be had; results can. Or a mean key of 75 MB that
+# cannot be had.
 _CODE = """
 import resource, sys, torch, fastcl
 threads, columns, call = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 torch.set_num_threads(threads)
-query, key = torch.zeros(2, 1 << 16, requires_grad=call != "forward"), torch.zeros(columns, 1 << 16)
+rows, features = (300000, 64) if call == "result" else (2, 1 << 16)
+query, key = torch.zeros(rows, features, requires_grad=call != "forward"), torch.zeros(columns, features)
 torch.zeros(threads * 64).sum()
 fastcl.contrast(torch.ones(70, 200, requires_grad=True), torch.ones(700, 200))[1].sum().backward()  # threads are there
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -25,7 +27,8 @@ print(round(fastcl.contrast(torch.eye(2), torch.eye(2))[1][0].item(), 4))
 
 
 @pytest.mark.parametrize(
-    ("threads", "columns", "call"), [(1, 4, "gradients"), (2, 600, "forward"), (2, 600, "gradients")]
+    ("threads", "columns", "call"),
+    [(1, 4, "gradients"), (2, 600, "forward"), (2, 600, "gradients"), (1, 4, "result")],
 )
 def test_out_of_memory_on_any_thread_says_so(threads: int, columns: int, call: str) -> None:
     done = subprocess.run(
