@@ -38,7 +38,8 @@ def trained(model: Model, clicks: Histories, epochs: int, seed: int) -> Model:
     """Trains by Adam with a falling learning rate. The last epoch is kept: validation clicks would be biased, too."""
     none = np.empty(0, np.int64)
     cases = Cases(none, clicks.take(none), none)
-    split = Split(model.items, (), clicks, cases, cases, np.bincount(clicks.item, minlength=len(model.items) + 1))
+    users = tuple(f"user {row}" for row in range(len(clicks)))
+    split = Split(model.items, users, clicks, cases, cases, np.bincount(clicks.item, minlength=len(model.items) + 1))
     run = loop.new_run(model, split, Settings(epochs, model.config.lr, seed=seed))
     with torch.random.fork_rng(devices=[]):
         for epoch in range(epochs):
