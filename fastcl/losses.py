@@ -32,11 +32,13 @@ from fastcl.rows import (
 def over_rows(
     module: str, beside: Callable[..., float] | None
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Makes a formula over `Rows` a public loss: the shared arguments in front, the formula's own keywords behind.
+    """Makes a public loss of a formula over `Rows`, and enters it into the registry.
 
-    module: the name of its class in `fastcl.nn`.
-    beside: where lse enters the formula as log(a exp(pos) + exp(lse)), up to a factor: a function from the formula's
-        keywords to log a; else None. Only speed depends on it (`fastcl.ops.Expected`).
+    The public function takes the arguments that all losses of the family share, then the formula's own keywords.
+
+    module: the name of the loss's class in `fastcl.nn`.
+    beside: for a formula in which lse occurs only as log(a exp(pos) + exp(lse)), times a constant: a function that maps
+        the formula's keywords to log a. None for any other formula. Only speed depends on it (`fastcl.ops.Expected`).
     """
 
     def publish(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -75,7 +77,7 @@ def _public(formula: Callable[..., Tensor], beside: Callable[..., float] | None)
             else:
                 query, positive_key, negative_keys = normalized_together(query, positive_key, negative_keys)
         negatives = Negatives(negative_keys, in_batch, queue, ids, negative_ids, log_q, negative_log_q)
-        # With reduction="none" anything may come back.
+        # With reduction="none" the gradient that comes back to a row is not known beforehand.
         expected = None
         if beside is not None and reduction != "none":
             expected = Expected(beside(**constants), weight=weight)
@@ -120,16 +122,19 @@ def infonce(rows: Rows) -> Tensor:
         positive_key: [N, D], row i belongs to query i.
         negative_keys: [M, D], shared by all queries, or [N, K, D], private to each. Turns in-batch negatives off unless
             in_batch=True.
-        temperature: T > 0: a number, a 0-d tensor (may learn) or one value a row [N] (may learn). What learns is best
-            its logarithm, `temperature=log_temperature.exp()`, which cannot cross 0. Values of a tensor are looked at
-            on the CPU (ValueError); not on other devices, in compiled code and under torch.func, where it would cost.
+        temperature: T > 0: a number, a 0-d tensor (may learn) or one value per row [N] (may learn). A model had better
+            learn the logarithm of T and pass `temperature=log_temperature.exp()`, which cannot cross 0. A tensor on the
+            CPU with a value of 0 or below is a ValueError; on other devices, in compiled code and under torch.func
+            looking at the values would cost time, and they are not checked.
         reduction: "mean" over the N rows, "sum" or "none" ([N]).
-        negative_mode: None (told by the dimensions of negative_keys), "unpaired" ([M, D]) or "paired" ([N, K, D]).
-        normalize: divide query, positive_key and negative_keys by their length (16-bit inputs in float32). A zero
-            vector stays zero and gets zero gradient. Queue rows are used as stored.
-        in_batch: use the other rows' positive_key as negatives; None: if negative_keys is None, with or without a
-            queue.
-        queue: a `NegativeQueue`, used without gradient; never pushed to. An empty one adds nothing.
+        negative_mode: "unpaired" (negative_keys is [M, D]), "paired" ([N, K, D]) or None: the number of dimensions
+            decides.
+        normalize: divide each row of query, positive_key and negative_keys by its length (16-bit inputs in float32). A
+            row of zeros stays zero and gets zero gradient. The rows of a queue are used as they are stored.
+        in_batch: whether the positive keys of the other rows are negatives. None: True without negative_keys, False
+            with them; a queue makes no difference.
+        queue: a `NegativeQueue`, whose keys are negatives without gradient. The loss never pushes to it. An empty queue
+            adds nothing.
         ids: [N], any integer dtype, the ids of the positives. In the batch, and in every segment that has ids, columns
             whose id equals the row's are left out of its sum. Without ids only the row's own positive is left out of
             the in-batch sum; duplicates stay.

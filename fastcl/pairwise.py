@@ -1,7 +1,7 @@
 """Losses that compare every query with every negative on its own: formulas over `softplus_sum`.
 
-Formulas only; private negatives are composed in PyTorch. Inputs are used as they are: these losses are functions of
-the inner product, not of the cosine.
+Formulas only. Negatives that each row has of its own are computed in plain PyTorch. Inputs are not normalised: these
+losses are functions of the inner product, not of the cosine.
 """
 
 import torch

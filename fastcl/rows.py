@@ -1,7 +1,7 @@
-"""From a batch to `Rows`: normalisation, the segments of negatives, their merging, the refusal of bad arguments.
+"""From a batch to `Rows`: the sources of negatives, the merging of their sums, the refusal of wrong arguments.
 
-What all losses share around the op. No loss formula belongs here, and no similarity is computed here except with
-negatives private to a query, which are too few for a kernel.
+This is what all losses share around the op. No loss formula belongs here. Similarities are computed by the op, except
+those with negatives private to a query, which are too few for a kernel.
 """
 
 from collections.abc import Callable

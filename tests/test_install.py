@@ -253,8 +253,9 @@ def test_wheel_from_sdist_works(wheel: Path, venv: Path, tmp_path: Path) -> None
     assert "recommend" in help_text
     package = Path(checked(python, "-c", "import fastcl; print(*fastcl.__path__)", cwd=tmp_path).strip())
     bundled = [path.relative_to(ROOT / "fastcl") for path in (ROOT / "fastcl/recsys/data/bundled").rglob("*.*")]
+    typed = [Path(name) for name in ("py.typed", "__init__.pyi", "nn.pyi", "_C.pyi")]
     assert bundled
-    assert [name for name in [Path("py.typed"), Path("_C.pyi"), *bundled] if not (package / name).exists()] == []
+    assert [name for name in [*typed, *bundled] if not (package / name).exists()] == []
 
 
 @pytest.mark.slow

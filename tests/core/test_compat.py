@@ -90,7 +90,7 @@ def info_nce() -> Any:
 
 def test_every_row_of_the_document_is_tested() -> None:
     source = Path(__file__).read_text()
-    assert len(TABLE) == 19
+    assert len(TABLE) == 20
     assert [call for _, call in TABLE if call.split("`")[1] not in source] == []
 
 
@@ -305,3 +305,14 @@ def test_torch_cross_entropy() -> None:
     call = "F.cross_entropy(query @ table.T, target)"
     theirs = F.cross_entropy(query @ table.T, target)
     _assert_same(_ours("torch", call, query=query, table=table, target=target), theirs, query, table)
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="this torch has no linear_cross_entropy")
+def test_torch_linear_cross_entropy() -> None:
+    query, table = _pairs((20, D), (20, D))
+    query = query[:N].detach().requires_grad_()
+    target, classes = torch.arange(N) + 3, 0.5 + torch.rand(20, generator=torch.Generator().manual_seed(0))
+    call = "F.linear_cross_entropy(query, table, target, weight=classes, label_smoothing=0.1)"
+    theirs = F.linear_cross_entropy(query, table, target, weight=classes, label_smoothing=0.1)
+    ours = _ours("torch 2.13", call, query=query, table=table, target=target, classes=classes)
+    _assert_same(ours, theirs, query, table)
