@@ -192,10 +192,10 @@ def check_contents(names: list[str], metadata: str) -> None:
     data = {Path(name).name for name in names if name.endswith((".xz", ".gz", ".csv", ".dat", ".zip"))}
     assert {"purchases.csv.xz", "products.csv.xz"} <= data
     assert not [name for name in names if re.search(r"movielens|ratings|movies", name, re.I)]
-    assert not [name for name in names if "/bundled/" in name and "completejourney" not in name and Path(name).suffix]
+    assert not [name for name in names if "/sets/" in name and "completejourney" not in name and Path(name).suffix]
     assert "License-Expression: Apache-2.0 AND CC0-1.0" in metadata.splitlines()
     files = re.findall(r"^License-File: (.*)$", metadata, re.M)
-    assert files == ["LICENSE", "fastcl/recsys/data/bundled/completejourney/README.txt"]
+    assert files == ["LICENSE", "fastcl/recsys/data/sets/completejourney/README.txt"]
 
 
 def test_archives_hold_no_data_with_terms(source: Path, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_wheel_from_sdist_works(wheel: Path, venv: Path, tmp_path: Path) -> None
     help_text = checked(venv / "bin" / "fastcl", "--help", cwd=tmp_path)
     assert "recommend" in help_text
     package = Path(checked(python, "-c", "import fastcl; print(*fastcl.__path__)", cwd=tmp_path).strip())
-    bundled = [path.relative_to(ROOT / "fastcl") for path in (ROOT / "fastcl/recsys/data/bundled").rglob("*.*")]
+    bundled = [path.relative_to(ROOT / "fastcl") for path in (ROOT / "fastcl/recsys/data/sets").rglob("*.*")]
     typed = [Path(name) for name in ("py.typed", "__init__.pyi", "nn.pyi", "_C.pyi")]
     assert bundled
     assert [name for name in [*typed, *bundled] if not (package / name).exists()] == []

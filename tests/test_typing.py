@@ -20,9 +20,10 @@ import fastcl
 from fastcl.registry import LOSSES
 
 ROOT = Path(__file__).parent.parent
-CALLS = Path(__file__).parent / "typed_calls.py"
-LINES = CALLS.read_text().splitlines()
-WRONG = {nth for nth, line in enumerate(LINES, start=1) if line.endswith("# wrong")}
+FILES = [Path(__file__).parent / name for name in ("typed_calls.py", "typed_recsys.py")]
+# (file, number) -> line
+LINES = {(file.name, nth): line for file in FILES for nth, line in enumerate(file.read_text().splitlines(), start=1)}
+WRONG = {place for place, line in LINES.items() if line.endswith("# wrong")}
 BIN = Path(sys.executable).parent
 
 
@@ -30,8 +31,8 @@ BIN = Path(sys.executable).parent
 def checkers() -> dict[str, subprocess.Popen[str]]:
     """Both at work at the same time."""
     commands = {
-        "mypy": [sys.executable, "-m", "mypy", "--no-error-summary", "--no-pretty", str(CALLS)],
-        "pyright": [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, str(CALLS)],
+        "mypy": [sys.executable, "-m", "mypy", "--no-error-summary", "--no-pretty", *map(str, FILES)],
+        "pyright": [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, *map(str, FILES)],
     }
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT, "env": environment}
@@ -47,10 +48,11 @@ def test_type_checkers_know_right_calls_from_wrong_ones(
     printed, errors = checkers[checker].communicate(timeout=300)
     if checker == "pyright":
         told = json.loads(printed)["generalDiagnostics"]
-        found = {item["range"]["start"]["line"] + 1 for item in told if item["severity"] == "error"}
+        errors_of = [item for item in told if item["severity"] == "error"]
+        found = {(Path(item["file"]).name, item["range"]["start"]["line"] + 1) for item in errors_of}
     else:
-        found = {int(line) for line in re.findall(rf"{CALLS.name}:(\d+): error", printed)}
-    unseen, refused = ([LINES[nth - 1] for nth in sorted(lines)] for lines in (WRONG - found, found - WRONG))
+        found = {(name, int(line)) for name, line in re.findall(r"(typed_\w+\.py):(\d+): error", printed)}
+    unseen, refused = ([LINES[place] for place in sorted(places)] for places in (WRONG - found, found - WRONG))
     assert not unseen, f"{checker} let pass: {unseen}\n{printed[-2000:]}{errors[-2000:]}"
     assert not refused, f"{checker} refused: {refused}\n{printed[-2000:]}{errors[-2000:]}"
 
@@ -58,7 +60,7 @@ def test_type_checkers_know_right_calls_from_wrong_ones(
 def test_everything_public_is_called_rightly_and_wrongly() -> None:
     names = [*fastcl.__all__, *(f"nn.{loss.module}" for loss in LOSSES.values())]
     for wrong in (False, True):
-        lines = "\n".join(line for nth, line in enumerate(LINES, start=1) if (nth in WRONG) is wrong)
+        lines = "\n".join(line for place, line in LINES.items() if (place in WRONG) is wrong)
         assert [name for name in names if not re.search(rf"\bfastcl\.{name}\b", lines)] == []
 
 

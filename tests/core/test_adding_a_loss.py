@@ -37,7 +37,7 @@ CHOSEN, TESTED = f"has_its_row or poly_infonce and ({KINDS})", 8
 
 def test_three_additions_make_a_loss(tmp_path: Path) -> None:
     for folder in ("fastcl", "tests", "docs"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "bundled"))
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "sets"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     blocks = BLOCK.findall(PAGE.read_text())
     assert [name for name, _ in blocks] == ["fastcl/losses.py", "fastcl/reference.py", "tests/calls.py"]

@@ -84,7 +84,7 @@ _BUNDLED: dict[str, tuple[Path, str, str, dict[str, str], Any]] = {
         _movies,
     ),
     "purchases": (
-        _HERE / "bundled" / "completejourney",
+        _HERE / "sets" / "completejourney",
         "purchases.csv.xz",
         "products.csv.xz",
         {"user": "household", "item": "product", "time": "time"},
