@@ -171,7 +171,7 @@ def linear_cross_entropy(
     >>> round(fastcl.linear_cross_entropy(query, table, target).item(), 4)
     1.7586
     >>> round(fastcl.linear_cross_entropy(query, table, target, label_smoothing=0.1).item(), 4)
-    1.6919
+    1.7253
 
     Inverse propensity weighting (CLRec, Eq. 4): each row counts 1 / q(y|x), the inverse of how often it was shown.
 
