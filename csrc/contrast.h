@@ -15,6 +15,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "table.h"
+
 namespace fastcl {
 
 enum class DType : int32_t { kFloat32, kFloat64, kBFloat16, kFloat16 };
@@ -126,6 +128,10 @@ struct Kernels {
   // out_i = u_i * x_i + v_i * y_i; y may be absent (null data).
   void (*row_combine)(const T* u, Matrix x, const T* v, Matrix y, int64_t features, int64_t begin, int64_t end,
                       MutableMatrix out);
+  // Over the ids [begin, end) of rows that an optimiser moves.
+  void (*read_late_rows)(const LateRows<T>&, int64_t begin, int64_t end);
+  void (*step_adam_rows)(const AdamRows<T>&, int64_t begin, int64_t end);
+  void (*step_adagrad_rows)(const AdagradRows<T>&, int64_t begin, int64_t end);
   Reduction<T> log_sum_exp;   // forward: exp(x) / sum exp(x)
   Reduction<T> known_sum;     // backward: exp(x)
   Reduction<T> softplus_sum;  // forward: sigmoid(x)

@@ -29,6 +29,7 @@ FASTCL_SHIM int32_t aoti_torch_dtype_float32();
 FASTCL_SHIM int32_t aoti_torch_dtype_float64();
 FASTCL_SHIM int32_t aoti_torch_dtype_bfloat16();
 FASTCL_SHIM int32_t aoti_torch_dtype_float16();
+FASTCL_SHIM int32_t aoti_torch_dtype_int32();
 FASTCL_SHIM int32_t aoti_torch_dtype_int64();
 FASTCL_SHIM AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle);
 FASTCL_SHIM AOTITorchError aoti_torch_get_data_ptr(AtenTensorHandle, void**);

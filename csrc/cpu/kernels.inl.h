@@ -23,6 +23,7 @@ namespace {
 #include "cpu/storage.inl.h"
 #include "cpu/rows.inl.h"
 #include "cpu/both.inl.h"
+#include "cpu/table.inl.h"
 #include "cpu/product.inl.h"
 #ifdef FASTCL_AMX
 #include "cpu/amx_tiles.inl.h"
