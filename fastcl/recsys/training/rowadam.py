@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fastcl import row_adam
 from fastcl.recsys.models.rowtable import RowTable
 
 SETTLE = 512  # steps between two moments at which no row is late
@@ -24,12 +25,15 @@ class _Late:
 
     owed [n, 2], float64: since step `settled` + a, at place a: the sum of the learning rates, bias corrections
     included, each times how much m / sqrt(v) had faded by then; and the same times what eps counts for beside it.
+    fade [n, 2], float64: by how much m and v fade in a steps, at place a.
     """
 
-    def __init__(self, rows: int, step: int) -> None:
+    def __init__(self, weight: Tensor, step: int, betas: tuple[float, float]) -> None:
         self.step = self.settled = step
-        self.at = torch.full((rows,), step, device="cpu", dtype=torch.int64)
-        self.owed = torch.zeros(SETTLE + 1, 2, device="cpu", dtype=torch.float64)
+        self.at = torch.full((len(weight),), step, device=weight.device, dtype=torch.int64)
+        self.owed = torch.zeros(SETTLE + 1, 2, device=weight.device, dtype=torch.float64)
+        ages = torch.arange(SETTLE + 1, device=weight.device, dtype=torch.float64)
+        self.fade = torch.tensor(betas, device=weight.device, dtype=torch.float64) ** ages[:, None]
 
 
 class RowAdam(torch.optim.Adam):
@@ -51,7 +55,7 @@ class RowAdam(torch.optim.Adam):
             raise ValueError(f"betas: expected the first below the root of the second, got {beta1}, {beta2}")
         for table in tables:
             state = self._state(table.weight)
-            self._late[table.weight] = _Late(len(table.weight), int(state["step"].item()))
+            self._late[table.weight] = self._all_settled(table.weight, int(state["step"].item()))
             table.before = functools.partial(self._catch_up, table.weight)
         try:
             yield
@@ -73,7 +77,7 @@ class RowAdam(torch.optim.Adam):
             if late.step > late.settled:
                 for rows in torch.arange(len(weight), device=weight.device).split(1 << 14):
                     self._catch_up(weight, rows)
-                self._late[weight] = _Late(len(weight), late.step)
+                self._late[weight] = self._all_settled(weight, late.step)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One step: row tables with a sparse gradient by their rows, all else as Adam does."""
@@ -91,7 +95,7 @@ class RowAdam(torch.optim.Adam):
             self.settle()
         super().step(closure)
         for weight in whole:
-            self._late[weight] = _Late(len(weight), self._late[weight].step + 1)
+            self._late[weight] = self._all_settled(weight, self._late[weight].step + 1)
         if any(late.step - late.settled >= SETTLE for late in self._late.values()):
             self.settle()
 
@@ -108,42 +112,26 @@ class RowAdam(torch.optim.Adam):
         first = self.param_groups[0]
         return *first["betas"], first["eps"]
 
+    def _all_settled(self, weight: Tensor, step: int) -> _Late:
+        return _Late(weight, step, self._settings()[:2])
+
     @torch.no_grad()
     def _catch_up(self, weight: nn.Parameter, rows: Tensor) -> None:
-        late, (beta1, beta2, eps) = self._late[weight], self._settings()
-        here = rows.cpu()
-        since = late.at[here]
-        behind = since < late.step
-        if not behind.any():
-            return
-        here, since = here[behind], since[behind]
-        rows = here.to(weight.device)
-        m, v = self._state(weight)["exp_avg"], self._state(weight)["exp_avg_sq"]
-        owed, age = late.owed[since - late.settled], (late.step - since).double()[:, None]
-        near = eps * torch.where(owed[:, :1] > 0, owed[:, 1:] / owed[:, :1], 1.0)
-        factors = torch.cat([owed[:, :1], near, beta1**age, beta2**age], 1).to(weight)  # [n, 4]
-        first, second = m.index_select(0, rows), v.index_select(0, rows)
-        moved = first.div(second.sqrt().add_(factors[:, 1:2])).mul_(factors[:, :1])
-        weight.index_copy_(0, rows, weight.index_select(0, rows).sub_(moved))
-        m.index_copy_(0, rows, first.mul_(factors[:, 2:3]))
-        v.index_copy_(0, rows, second.mul_(factors[:, 3:4]))
-        late.at[here] = late.step
+        late, state, eps = self._late[weight], self._state(weight), self._settings()[2]
+        moments = state["exp_avg"], state["exp_avg_sq"]
+        row_adam.catch_up(weight, *moments, late.at, rows, late.owed, late.fade, late.step, late.settled, eps)
 
     @torch.no_grad()
     def _move(self, weight: nn.Parameter, grad: Tensor, lr: float) -> None:
         """Rows with a gradient take the step; the others come to owe its rate."""
         late, state, (beta1, beta2, eps) = self._late[weight], self._state(weight), self._settings()
-        rows, values = grad.indices()[0], grad.values()
+        rows = grad.indices()[0]
         late.step += 1
         state["step"] += 1
         rate, root = lr / (1 - beta1**late.step), (1 - beta2**late.step) ** 0.5
-        m = state["exp_avg"].index_select(0, rows).mul_(beta1).add_(values, alpha=1 - beta1)
-        v = state["exp_avg_sq"].index_select(0, rows).mul_(beta2).addcmul_(values, values, value=1 - beta2)
-        state["exp_avg"].index_copy_(0, rows, m)
-        state["exp_avg_sq"].index_copy_(0, rows, v)
-        moved = m.div_(v.sqrt_().div_(root).add_(eps))
-        weight.index_copy_(0, rows, weight.index_select(0, rows).sub_(moved, alpha=rate))
-        late.at[rows.cpu()] = late.step
-        ages = torch.arange(late.step - late.settled, 0, -1, device="cpu", dtype=torch.float64)
+        moments = state["exp_avg"], state["exp_avg_sq"]
+        row_adam.move(weight, *moments, rows, grad.values(), beta1, beta2, rate, root, eps)
+        late.at[rows] = late.step
+        ages = torch.arange(late.step - late.settled, 0, -1, device=weight.device, dtype=torch.float64)
         late.owed[: len(ages), 0] += rate * root * (beta1 / beta2**0.5) ** ages
         late.owed[: len(ages), 1] += rate * root * root * (beta1 / beta2) ** ages
