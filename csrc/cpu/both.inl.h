@@ -26,7 +26,7 @@ inline Vec<T> weight_of(Vec<T> x, Vec<T> top) {
 // Finite, so that weights in a row of -inf alone are 0, and those beside a logit of +inf are not NaN.
 template <class T>
 inline Vec<T> finite_top(Vec<T> top) {
-  const Vec<T> most = splat(sizeof(T) == 4 ? T(__FLT_MAX__) : T(__DBL_MAX__));
+  const Vec<T> most = splat(T(sizeof(T) == 4 ? __FLT_MAX__ : __DBL_MAX__));
   return top > most ? most : top < -most ? -most : top;
 }
 
