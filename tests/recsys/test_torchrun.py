@@ -18,12 +18,14 @@ from safetensors.torch import load_file
 from train_ranks import OPTIONS
 
 from fastcl.recsys import (
+    MF,
     BERT4Rec,
     CLRec,
     ContrastVAE,
     Histories,
     Interactions,
     Items,
+    LightGCN,
     MultiCLRec,
     SASRec,
     evaluate,
@@ -67,6 +69,19 @@ def runs(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", [MF, LightGCN])
+def test_models_with_users_train_as_in_one_process(kind: type, table: Path, runs: Path) -> None:
+    split = Interactions.read(table, user="who", item="what", time="when").split()
+    model = kind(split.items, users=split.users, seed=0, **OPTIONS[kind])
+    alone = fit(model, split, epochs=3, progress=False)
+    losses = [line["loss"] for line in lines(runs / kind.name)]
+    assert losses == pytest.approx([line["loss"] for line in alone], abs=1e-5)
+    assert alone[2]["loss"] < alone[0]["loss"] - 0.01
+    theirs = load(runs / kind.name)
+    assert theirs.users == split.users
+    torch.testing.assert_close(theirs.scores(split.test.history), model.scores(split.test.history), rtol=0, atol=2e-2)
 
 
 def test_the_loss_curve_is_that_of_one_process(table: Path, runs: Path) -> None:

@@ -1,7 +1,7 @@
 """What two processes train together, for test_torchrun.py to compare: torchrun ... train_ranks.py TABLE FOLDER.
 
-SASRec; ContrastVAE; CLRec and MultiCLRec, and both stopped within an epoch and resumed; then SASRec again as the
-command line trains it. One start for all, since each imports torch three times.
+SASRec; ContrastVAE; MF and LightGCN; CLRec and MultiCLRec, and both stopped within an epoch and resumed; then SASRec
+again as the command line trains it. One start for all, since each imports torch three times.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fastcl.recsys import CLRec, ContrastVAE, Interactions, MultiCLRec, SASRec, fit, resume
+from fastcl.recsys import MF, CLRec, ContrastVAE, Interactions, LightGCN, MultiCLRec, SASRec, fit, resume
 from fastcl.recsys.cli import main as command_line
 from fastcl.recsys.training import processes, state
 
@@ -24,6 +24,8 @@ OPTIONS: dict[type, dict[str, Any]] = {
         **{"dim": 16, "batch": 21, "main": 31, "secondary": 9, "max_len": 5},
         **{"negatives_from": "vectors", "intents": 3, "served": 2},
     },
+    MF: {"dim": 16, "batch": 21, "count": 30},
+    LightGCN: {"dim": 16, "batch": 40, "negatives": "uniform", "count": 30, "layers": 2},
     ContrastVAE: {"dim": 16, "batch": 7, "max_len": 5, "dropout": 0.0, "kl_steps": 10},
 }
 
@@ -38,6 +40,8 @@ def main(table: Path, out: Path) -> None:
         options: dict[str, Any] = {"epochs": 3, "progress": False}
         fit(SASRec(split.items, seed=0, **OPTIONS[SASRec]), split, out=out / "sasrec", **options)
         fit(ContrastVAE(split.items, seed=0, **OPTIONS[ContrastVAE]), split, out=out / "contrastvae", **options)
+        for kind in (MF, LightGCN):
+            fit(kind(split.items, users=split.users, seed=0, **OPTIONS[kind]), split, out=out / kind.name, **options)
         options["save_every"] = 0.0
         save, saves = state.save, 0
 

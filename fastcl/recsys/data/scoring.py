@@ -5,11 +5,11 @@ Nothing scores here; every function that scores opens such a block around what i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,12 +17,14 @@ from torch import Tensor, nn
 
 from fastcl.recsys.data.containers import Histories, Items
 
+T = TypeVar("T")
+
 
 @dataclass
 class _Block:
     depth: int = 0
     training: list[nn.Module] = field(default_factory=list)
-    table: Tensor | None = None
+    kept: dict[str, Any] = field(default_factory=dict)
 
 
 # Beside the models, not in them: a copy of a model that is being served is not.
@@ -76,13 +78,19 @@ def check_not_frozen(model: nn.Module) -> None:
 
 def item_table(model: Any) -> Tensor:
     """model.item_vectors(), [I+1, D], computed once in a `frozen` block."""
+    return kept(model, "item vectors", model.item_vectors)
+
+
+def kept(model: Any, name: str, make: Callable[[], T]) -> T:
+    """make(), which is called once in a `frozen` block of `model`: what it makes is of the weights alone."""
     block = _open.get(model)
-    # A graph would be kept with the vectors and could be walked back once only.
+    # A graph would be kept with what is made and could be walked back once only.
     if block is None or torch.is_grad_enabled():
-        return model.item_vectors()
-    if block.table is None:
-        block.table = model.item_vectors()
-    return block.table
+        return make()
+    if name not in block.kept:
+        block.kept[name] = make()
+    made: T = block.kept[name]
+    return made
 
 
 def check_items(scorer: object, histories: Histories, name: str) -> None:

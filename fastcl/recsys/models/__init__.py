@@ -9,13 +9,16 @@ from fastcl.recsys.models.clrec.config import CLRecConfig
 from fastcl.recsys.models.clrec.model import CLRec
 from fastcl.recsys.models.contrastvae.config import ContrastVAEConfig
 from fastcl.recsys.models.contrastvae.model import ContrastVAE
+from fastcl.recsys.models.lightgcn import LightGCN, LightGCNConfig
 from fastcl.recsys.models.mf import MF, MFConfig
 from fastcl.recsys.models.multi_clrec.config import MultiCLRecConfig
 from fastcl.recsys.models.multi_clrec.model import MultiCLRec
 from fastcl.recsys.models.sasrec import SASRec, SASRecConfig
 
 # Any: a model is made as MODEL(items, seed=..., **options), and `options` are the fields of its own Config.
-MODELS: dict[str, Any] = {model.name: model for model in (SASRec, CLRec, MultiCLRec, BERT4Rec, ContrastVAE, MF)}
+MODELS: dict[str, Any] = {
+    model.name: model for model in (SASRec, CLRec, MultiCLRec, BERT4Rec, ContrastVAE, MF, LightGCN)
+}
 
 M = TypeVar("M", bound=type[Model])
 
@@ -56,6 +59,8 @@ __all__ = [
     "CLRecConfig",
     "ContrastVAE",
     "ContrastVAEConfig",
+    "LightGCN",
+    "LightGCNConfig",
     "MFConfig",
     "Model",
     "MultiCLRec",

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.data.scoring import item_table
+from fastcl.recsys.data.scoring import item_table, kept
 from fastcl.recsys.models.base import UserModel
 from fastcl.recsys.models.batching import Unclicked, log_shares
 from fastcl.recsys.models.pair_losses import LOSSES, WITHOUT_NEGATIVES, Constants, Pairs
@@ -128,7 +128,7 @@ class Collaborative(UserModel):
 
     def item_vectors(self) -> Tensor:
         """[I+1, D], as they are scored, divided by the temperature."""
-        return SIMILARITIES[self.config.similarity](self.tables()[1]) / self.config.temperature
+        return SIMILARITIES[self.config.similarity](kept(self, "tables", self.tables)[1]) / self.config.temperature
 
     def encode(self, histories: Histories) -> Tensor:
         """[B, D], the vectors of users who were in training, the others folded in."""
@@ -137,13 +137,10 @@ class Collaborative(UserModel):
         similarity = SIMILARITIES[self.config.similarity]
         found = torch.empty(len(histories), self.config.dim, device=self.device)
         if known.any():
-            found[known] = similarity(self.users_table()[self.tensor(number[number >= 0])])
+            found[known] = similarity(kept(self, "tables", self.tables)[0][self.tensor(number[number >= 0])])
         if not known.all():
             found[~known] = similarity(self._folded(histories.take(np.flatnonzero(number < 0))))
         return found
-
-    def users_table(self) -> Tensor:
-        return self.tables()[0]
 
     def _folded(self, histories: Histories) -> Tensor:
         if not histories.lengths.all():

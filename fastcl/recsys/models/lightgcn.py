@@ -1,0 +1,219 @@
+"""LightGCN (He et al. 2020): vectors of users and items, averaged over walks on the graph of who clicked what, under
+any of the losses for pairs.
+
+The graph and the products with it only; batches, losses and users from outside the training are collaborative.py's.
+"""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastcl.recsys.data import PAD, Histories, Items
+from fastcl.recsys.models.collaborative import Batch, Collaborative, CollaborativeConfig, Vectors
+from fastcl.recsys.models.layers import seeded
+from fastcl.recsys.options import at_least
+from fastcl.recsys.settings import setting, settled
+
+
+@dataclass(frozen=True)
+class LightGCNConfig(CollaborativeConfig):
+    """Settings of `LightGCN`."""
+
+    layers: int = setting(1, "Steps of the longest walk; more of them cost as many products with the graph.")
+    negatives: str = setting(
+        "batch",
+        """Where negatives come from: all items alike, items in proportion to their train clicks, or the other items of
+        the batch.""",
+        ("uniform", "popularity", "batch"),
+    )
+    init: float = setting(0.1, "Standard deviation of the initial tables.")
+    batch: int = setting(2048, "Clicks in a batch; an epoch has every train click once.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, "layers", self.layers)
+
+
+class Product(torch.autograd.Function):
+    """matrix @ x for a sparse matrix that does not learn, given with its transpose: torch makes one at every step."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, transposed: Tensor, x: Tensor) -> Tensor:
+        ctx.transposed = transposed
+        return matrix @ x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, Tensor]:
+        return None, None, ctx.transposed @ grads[0]
+
+
+class Side(NamedTuple):
+    """Of the users, or of the items: row b has the neighbours column[offsets[b]:offsets[b+1]], each with its weight."""
+
+    offsets: Tensor  # int64 [rows + 1]
+    column: Tensor  # int64 [edges]
+    weight: Tensor  # float32 [edges], 1 / sqrt(degree of the row * degree of the column)
+
+    def matrix(self, table: Tensor) -> Tensor:
+        """What the table of the neighbours is multiplied with."""
+        shape = (len(self.offsets) - 1, len(table))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch remarks, once, that sparse matrices are new
+            return torch.sparse_csr_tensor(
+                self.offsets, self.column, self.weight.to(table), shape, check_invariants=False
+            )
+
+    def rows(self, which: Tensor, table: Tensor) -> Tensor:
+        """The rows `which` of the product with `table`, from the edges of these rows alone."""
+        first, count = self.offsets[which], self.offsets[which + 1] - self.offsets[which]
+        start = count.cumsum(0) - count
+        edge = torch.arange(int(count.sum()), device=which.device) + torch.repeat_interleave(first - start, count)
+        return F.embedding_bag(
+            self.column[edge], table, start, mode="sum", per_sample_weights=self.weight[edge].to(table)
+        )
+
+
+class Graph(nn.Module):
+    """Which user has clicked which items: state, like weights, of any number of edges; none before training.
+
+    offsets [U+1], item [edges]: int64, each user's distinct items in rising order.
+    """
+
+    offsets: Tensor
+    item: Tensor
+
+    def __init__(self, users: int, items: int) -> None:
+        super().__init__()
+        self.items = items
+        self.register_buffer("offsets", torch.zeros(users + 1, dtype=torch.int64))
+        self.register_buffer("item", torch.zeros(0, dtype=torch.int64))
+        self._sides: tuple[Tensor, Side, Side] | None = None
+
+    def fill(self, train: Histories) -> None:
+        """The clicks of `train`, each pair once."""
+        row = np.repeat(np.arange(len(train)), train.lengths)
+        pair = np.unique(row * (self.items + 1) + train.item)
+        row, item = np.divmod(pair, self.items + 1)
+        offsets = np.append(0, np.bincount(row, minlength=len(train)).cumsum())
+        if not np.array_equal(offsets, self.offsets.numpy(force=True)) or not np.array_equal(
+            item, self.item.numpy(force=True)
+        ):
+            self.offsets = torch.from_numpy(offsets).to(self.offsets.device)
+            self.item = torch.from_numpy(item).to(self.item.device)
+
+    def sides(self) -> tuple[Side, Side]:
+        """Of the users and of the items [I+1]."""
+        if self._sides is None or self._sides[0] is not self.item:
+            degree = (self.offsets.diff(), torch.bincount(self.item, minlength=self.items + 1))
+            user = torch.repeat_interleave(torch.arange(len(self.offsets) - 1, device=self.item.device), degree[0])
+            weight = (degree[0][user] * degree[1][self.item]).double().rsqrt().float()
+            order = torch.argsort(self.item, stable=True)
+            ends = F.pad(degree[1].cumsum(0), (1, 0))
+            self._sides = (
+                self.item,
+                Side(self.offsets, self.item, weight),
+                Side(ends, user[order], weight[order]),
+            )
+        return self._sides[1:]
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
+        missing, errors = others[2], others[4]
+        names = [f"{prefix}{name}" for name in ("offsets", "item")]
+        missing += [name for name in names if name not in state]
+        if missing:
+            return
+        offsets, item = (state[name].detach().clone().to(self.item.device) for name in names)
+        whole = (
+            offsets.dtype == item.dtype == torch.int64
+            and offsets.shape == self.offsets.shape
+            and item.ndim == 1
+            and int(offsets[0]) == 0
+            and int(offsets[-1]) == len(item)
+            and bool((offsets.diff() >= 0).all())
+            and (not len(item) or 1 <= int(item.min()) <= int(item.max()) <= self.items)
+        )
+        if not whole:
+            errors.append(f"{', '.join(names)}: expected the items of each user, 1..{self.items}, got others")
+            return
+        self.offsets, self.item = offsets, item
+
+
+class LightGCN(Collaborative):
+    """LightGCN: the mean of A^k E over k = 0..layers, where E are the tables and A the clicks of train between users
+    and items, each divided by the root of both degrees.
+
+    In training the last product is computed for the rows of the batch alone, and so is the first one of the backward
+    pass: a step takes layers - 1 products with the whole graph in either direction.
+
+    Args:
+        items: the item table; the ids outside belong to it.
+        config: the settings, or none and the settings as keywords (`options`).
+        users: the ids of the users in training, in the order of its rows: `split.users`.
+        seed: of the initial weights.
+
+    >>> from fastcl.recsys import Histories, Items, LightGCN
+    >>> model = LightGCN(Items(ids=("a", "b", "c")), users=("u", "v"), dim=8, seed=0)
+    >>> model.scores(Histories.from_lists([[1, 2], [3]])).shape  # of strangers: folded in from their items
+    torch.Size([2, 4])
+    """
+
+    name = "lightgcn"
+    Config = LightGCNConfig
+    config: LightGCNConfig
+
+    def __init__(
+        self,
+        items: Items,
+        config: LightGCNConfig | None = None,
+        *,
+        users: tuple[str, ...] = (),
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        config = settled(LightGCNConfig, config, options)
+        super().__init__(items, users, config)
+        with seeded(seed):
+            self.user = nn.Parameter(torch.randn(len(users), config.dim) * config.init)
+            self.item = nn.Parameter(torch.randn(len(items) + 1, config.dim) * config.init)
+        with torch.no_grad():
+            self.item[PAD] = 0.0
+        self.graph = Graph(len(users), len(items))
+
+    def _walks(self, last: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """A^k E of users and items, k = 0..last."""
+        of_users, of_items = self.graph.sides()
+        user, item = self.user, self.item
+        yield user, item
+        if last:
+            there, back = of_users.matrix(item.detach()), of_items.matrix(user.detach())
+        for _ in range(last):
+            user, item = Product.apply(there, back, item), Product.apply(back, there, user)
+            yield user, item
+
+    def vectors(self, user: Tensor, item: Tensor) -> Vectors:
+        of_users, of_items = self.graph.sides()
+        whose, user = torch.unique(user, return_inverse=True)
+        which, item = torch.unique(item, return_inverse=True)
+        walks = list(self._walks(self.config.layers - 1))
+        users = [F.embedding(whose, table) for table, _ in walks]
+        items = [F.embedding(which, table) for _, table in walks]
+        last_users, last_items = walks[-1]
+        mean_user = torch.stack([*users, of_users.rows(whose, last_items)]).mean(0)
+        mean_item = torch.stack([*items, of_items.rows(which, last_users)]).mean(0)
+        rows = F.embedding(user, users[0]), F.embedding(item, items[0])
+        return Vectors(F.embedding(user, mean_user), F.embedding(item, mean_item), rows)
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        users, items = zip(*self._walks(self.config.layers), strict=True)
+        return torch.stack(users).mean(0), torch.stack(items).mean(0)
+
+    def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
+        """One epoch: every click once, in random order. The graph is that of `train`."""
+        self.graph.fill(train)
+        return super().batches(train, rng)
