@@ -203,7 +203,7 @@ def test_sequences_named_txt_are_read(kind: str, tmp_path: Path) -> None:
         ("a.csv", '"user";"item";"time"\na;b;1\n', {}, r'column names: other separator \(format="semicolon" '),
         ("a.csv", "1,2,3\n4,5,6\n", {}, r"perhaps columns=.* \(--columns user,item,_\), and .* \(--time ''\)"),
         ("a.jsonl", '{"user": 1}\n', {}, r"a line of JSON a row is not read"),
-        ("a.parquet", "PAR1", {}, r"a file of Apache's columns is not read: pass it as a data frame"),
+        ("a.feather", "ARROW1", {}, r"a file of Apache's columns is not read: pass it as a data frame"),
         ("a.xlsx", "PK", {}, r"a spreadsheet is not read"),
         ("a.tar.gz", "", {}, r"an archive is not read: unpack it"),
         ("a.csv", b"PAR1\x15\x04\x15", {}, r"looks like a Parquet file, expected text"),

@@ -19,8 +19,9 @@ def add_read_options(parser: argparse.ArgumentParser) -> None:
     known = {"user": "userId", "item": "movieId", "time": "timestamp"}
     option(
         "file",
-        help="the interactions: a table (.csv, .tsv, .inter) or sequences (.txt), plain or packed (.gz, .xz, .bz2); - "
-        "reads a pipe on stdin; bundled:purchases and bundled:movies name the bundled data",
+        help="the interactions: a table (.csv, .tsv, .inter) or sequences (.txt), plain or packed (.gz, .xz, .bz2); a "
+        ".parquet file or a folder of them; - reads a pipe on stdin; bundled:purchases and bundled:movies name the "
+        "bundled data",
     )
     for column in ("user", "item", "time"):
         more = ' ("" if the rows are in time order)' if column == "time" else ""

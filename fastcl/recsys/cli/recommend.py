@@ -1,8 +1,6 @@
 """fastcl recommend: the best next items for a history, or for every user of a file."""
 
 import argparse
-import csv
-import io
 import json
 import re
 import sys
@@ -14,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from fastcl.recsys.cli import lists
+from fastcl.recsys.cli.lists import UserRow
 from fastcl.recsys.cli.runs import Run, inputs_of, tell, unfinished
 from fastcl.recsys.data import Interactions, Items
 from fastcl.recsys.data.merging import merge, of_users
@@ -26,8 +26,6 @@ from fastcl.recsys.serving.recommend import Row, known_histories, recommend, rec
 from fastcl.recsys.training import checkpoint, state
 from fastcl.recsys.training.threads import add_threads
 from fastcl.recsys.writing import check_output, write_parts
-
-UserRow = tuple[str | None, Row]  # user (None: the one of --history), items with scores
 
 
 def add(commands: Any) -> None:
@@ -55,7 +53,10 @@ def add(commands: Any) -> None:
     option("--strict", action="store_true", help="refuse items that the run does not know (default: skip, and say so)")
     add_item_options(parser)
     option("--fallback", choices=("popular",), help="what users without a known item get (default: no list)")
-    to = "write user, rank, item, score and title (where items have one) there, or a line of JSON a user to a .jsonl"
+    to = (
+        "write user, rank, item, score and title (where items have one) there, as Parquet to a .parquet, or a line of "
+        "JSON a user to a .jsonl"
+    )
     option("-o", "--out", metavar="FILE", help=f"{to} (default for --users: CSV to stdout)")
     add_threads(parser)
     option("--json", action="store_true", help="one JSON document on stdout; with -o, a summary of what was written")
@@ -79,6 +80,7 @@ def run(args: argparse.Namespace) -> None:
     times = None if args.times is None else [[_number(part) for part in _fields(args.times)]]
     config = checkpoint.read_config(args.folder)
     if args.out is not None:
+        lists.check(args.out)
         check_output("-o", args.out, {**{file: file for file in args.users or ()}, **inputs_of(args.folder, config)})
     model = checkpoint.load(args.folder)
     seen = args.seen or config.get("seen", "mask")
@@ -109,15 +111,14 @@ def run(args: argparse.Namespace) -> None:
     rows = _counted(rows, tally)
     summary = {"run": args.folder, "k": args.k, "seen": seen, "skipped": skipped, "left_out": list(left_out)}
     if args.out is not None:
-        texts = _json_lines(rows, model.items) if Path(args.out).suffix == ".jsonl" else _csv(rows, model.items)
-        write_parts(Path(args.out), (text.encode() for text in texts))
+        write_parts(Path(args.out), lists.written(Path(args.out), rows, model.items))
         summary |= {"out": args.out, "users": tally["users"], "rows": tally["rows"]}
         if not args.json:
             print(f"{args.out}: {tally['rows']:,} rows, {tally['users']:,} users")
     elif args.json:
-        summary["recommendations"] = [{"user": user, "items": document(row, model.items)} for user, row in rows]
+        summary["recommendations"] = [{"user": user, "items": lists.document(row, model.items)} for user, row in rows]
     else:
-        for text in _csv(rows, model.items) if args.users else _shown(rows, model.items):
+        for text in lists.csv_lines(rows, model.items) if args.users else _shown(rows, model.items):
             print(text, end="")
     if args.json:
         print(json.dumps(summary, ensure_ascii=False))
@@ -206,23 +207,6 @@ def _counted(rows: Iterable[UserRow], tally: Counter[str]) -> Iterator[UserRow]:
         yield user, row
 
 
-def _csv(rows: Iterable[UserRow], items: Items) -> Iterator[str]:
-    """The header, then the lines of a user at a time."""
-    titled = items.titles is not None
-    yield "user,rank,item,score,title\n" if titled else "user,rank,item,score\n"
-    for user, row in rows:
-        text = io.StringIO()
-        for place, (item, score) in enumerate(row, start=1):
-            title = [_title(item, items) or ""] if titled else []
-            csv.writer(text, lineterminator="\n").writerow([user, place, item, f"{score:.7g}", *title])
-        yield text.getvalue()
-
-
-def _json_lines(rows: Iterable[UserRow], items: Items) -> Iterator[str]:
-    for user, row in rows:
-        yield json.dumps({"user": user, "items": document(row, items)}, ensure_ascii=False) + "\n"
-
-
 def _shown(rows: Iterable[UserRow], items: Items) -> Iterator[str]:
     for _, row in rows:
         yield from lines(row, items)
@@ -231,15 +215,5 @@ def _shown(rows: Iterable[UserRow], items: Items) -> Iterator[str]:
 def lines(row: Row, items: Items) -> Iterator[str]:
     """A list for the terminal, an item a line."""
     for item, score in row:
-        title = _title(item, items)
+        title = lists.title(item, items)
         yield f"{score:9.4f}  {item}" + (f"  {title}\n" if title else "\n")
-
-
-def document(row: Row, items: Items) -> list[dict[str, Any]]:
-    """A list for JSON."""
-    return [{"item": item, "title": _title(item, items), "score": score} for item, score in row]
-
-
-def _title(item: str, items: Items) -> str | None:
-    title = items.label(int(items.encode([item])[0]))
-    return title if title != item else None

@@ -4,7 +4,8 @@ import argparse
 import json
 from typing import Any
 
-from fastcl.recsys.cli.recommend import add_item_options, document, lines
+from fastcl.recsys.cli.lists import document
+from fastcl.recsys.cli.recommend import add_item_options, lines
 from fastcl.recsys.options import at_least
 from fastcl.recsys.serving.recommend import similar
 from fastcl.recsys.training import checkpoint

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fastcl.recsys.data.containers import Feature, Items
-from fastcl.recsys.data.reading import columns
-from fastcl.recsys.data.reading.formats import Form, dialect_of
+from fastcl.recsys.data.reading import columns, parquet
+from fastcl.recsys.data.reading.formats import Form, dialect_of, is_parquet
 from fastcl.recsys.data.reading.header import column_of, say
 from fastcl.recsys.data.reading.names import recognised
 from fastcl.recsys.data.reading.textfiles import read_columns
@@ -65,6 +65,9 @@ def _values(cell: Cell, separator: str, missing: frozenset[str]) -> list[str]:
 
 def _table(source: Any, item: str, form: Form, prefix: str) -> tuple[Mapping[str, Sequence[Cell]], str, str]:
     """The columns, what to call the table in messages, and the name of the item column."""
+    where = "item_features"
+    if isinstance(source, str | Path) and is_parquet(Path(source), form, prefix):
+        where, source = str(source), parquet.read_table(Path(source))
     if isinstance(source, str | Path):
         path = Path(source)
         if dialect_of(path, form, prefix).delimiter is None:
@@ -74,11 +77,11 @@ def _table(source: Any, item: str, form: Form, prefix: str) -> tuple[Mapping[str
         return table, str(path), recognised(path, list(table), {"item": item})["item"]
     source = columns.collected(source)
     names = [str(name) for name in columns.names(source)]
-    item = recognised("item_features", names, {"item": item})["item"]
+    item = recognised(where, names, {"item": item})["item"]
     found: dict[str, Sequence[Cell]] = {}
     for name in names:
         column = columns.column(source, "item_features", name)
         found[name] = columns.ids(column, "item_features") if name == item else list(map(columns.cell_of, column))
     if not names or len({len(column) for column in found.values()}) > 1:
         raise ValueError("item_features: expected a table file or columns of one length")
-    return found, "item_features", item
+    return found, where, item

@@ -70,7 +70,7 @@ class Source:
         """The same, but with its clicks at another path. Where the name of that path tells no format, as that of a pipe
         does not, the format is that of the first path.
         """
-        told = self.data.get("format") or self.data.get("delimiter") or named_format(Path(path))
+        told = self.data.get("format") or self.data.get("delimiter") or named_format(Path(path)) or Path(path).is_dir()
         alike = {} if told else {"format": named_format(Path(self.data.get("path", "")))}
         return replace(self, data=_checked({**self.data, "path": path, **alike}))
 

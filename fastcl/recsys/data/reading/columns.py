@@ -8,7 +8,7 @@ column with missing values is never taken through floats, which would merge larg
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from functools import partial
@@ -22,7 +22,7 @@ from fastcl.recsys.data.reading.header import column_of
 from fastcl.recsys.data.reading.names import recognised
 from fastcl.recsys.data.reading.times import EXACT
 
-_PIECE = 1 << 16  # rows
+PIECE = 1 << 16  # rows
 _NAME = "table"
 _NARROW = ("float16", "float32", "halffloat", "float", "bfloat16")  # "float" is pyarrow's name of float32
 
@@ -84,10 +84,11 @@ def column(table: Any, option: str, name: str) -> np.ndarray:
         hint = "; of a list of rows: dict(zip(('user', 'item', 'time'), zip(*rows)))" if rows else ""
         kind = type(table).__name__
         raise TypeError(f"source: expected a path, a data frame or a mapping of columns, got {kind}{hint}")
-    return _array(table[known[column_of(_NAME, [str(each) for each in known], option, name)]], option)
+    return array_of(table[known[column_of(_NAME, [str(each) for each in known], option, name)]], option)
 
 
-def _array(values: Any, option: str) -> np.ndarray:
+def array_of(values: Any, option: str) -> np.ndarray:
+    """A column of any library as an array: numbers and dates in their own type, everything else as objects."""
     if isinstance(values, list | tuple):  # np.asarray would turn [1, None] or [2**60, 0.5] into other values
         return _objects(values)
     kind = str(getattr(values, "dtype", getattr(values, "type", ""))).lower()
@@ -123,21 +124,37 @@ def _read(arrays: dict[str, np.ndarray], taken: dict[str, str], collector: Colle
     collector.start(_NAME, "columns", "no encoding", lambda row: f"{_NAME}, row {row} (from 0)")
     collector.tally.columns |= taken
     rows = len(arrays["user"])
-    for begin in range(0, rows, _PIECE):
-        part = slice(begin, min(begin + _PIECE, rows))
-        faults: dict[int, Fault] = {}
-        found = []
-        for option in ("user", "item"):
-            values = arrays[option][part].tolist()
-            texts = [text_of(value) for value in values]
-            for k, text in enumerate(texts):
-                if text is None:
-                    faults.setdefault(begin + k, Fault(begin + k, *_no_id(option, values[k])))
-            found.append(texts)
-        good = [row for row in range(part.start, part.stop) if row not in faults]
-        users, items = ([text for row in good if (text := texts[row - begin]) is not None] for texts in found)
-        clock = _times(arrays["time"][good]) if "time" in arrays else None
-        collector.add(good, users, items, clock, list(faults.values()))
+    for begin in range(0, rows, PIECE):
+        add_rows({option: array[begin : begin + PIECE] for option, array in arrays.items()}, begin, collector)
+
+
+def add_rows(arrays: Mapping[str, np.ndarray], begin: int, collector: Collector) -> None:
+    """Gives the collector one piece of the columns; `begin` is the place of its first row."""
+    faults: dict[int, Fault] = {}
+    found = []
+    for option in ("user", "item"):
+        texts = _texts(arrays[option])
+        for k, text in enumerate(texts) if None in texts else ():
+            if text is None:
+                faults.setdefault(begin + k, Fault(begin + k, *_no_id(option, arrays[option][k])))
+        found.append(texts)
+    good: Sequence[int] = range(len(arrays["user"]))
+    clock = arrays.get("time")
+    if faults:
+        good = [k for k in good if begin + k not in faults]
+        found = [[texts[k] for k in good] for texts in found]
+        clock = None if clock is None else clock[good]
+    users, items = found
+    times = None if clock is None else _times(clock)
+    collector.add([begin + k for k in good], users, items, times, list(faults.values()))
+
+
+def _texts(values: np.ndarray) -> list[Any]:
+    """`text_of` each; the usual columns, all texts or all whole numbers, at once."""
+    listed = values.tolist()
+    if values.dtype.kind in "iu":
+        return list(map(str, listed))
+    return listed if set(map(type, listed)) == {str} else list(map(text_of, listed))
 
 
 def text_of(value: Any) -> str | None:

@@ -21,12 +21,15 @@ ON_ERROR = ("raise", "skip")
 REPEATS = ("keep", "first")
 SPACES = " "  # this delimiter is any run of spaces and tabs
 PACKED = (".gz", ".xz", ".bz2", ".zst")
-_SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".inter": "inter", ".item": "inter", ".txt": "sequence"}
+_SUFFIXES = {
+    **{".csv": "csv", ".tsv": "tsv", ".inter": "inter", ".item": "inter", ".txt": "sequence"},
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+}
 _JSON = "a line of JSON a row is not read: pass it as a data frame (pandas.read_json(FILE, lines=True)), or convert it"
 _FRAME = "is not read: pass it as a data frame (pandas, polars or pyarrow read it), or convert it"
 _OTHERS = {
     **dict.fromkeys((".json", ".jsonl", ".ndjson"), _JSON),
-    **dict.fromkeys((".parquet", ".pq", ".feather", ".arrow", ".orc"), f"a file of Apache's columns {_FRAME}"),
+    **dict.fromkeys((".feather", ".arrow", ".orc"), f"a file of Apache's columns {_FRAME}"),
     **dict.fromkeys((".xlsx", ".xls", ".ods"), f"a spreadsheet {_FRAME}"),
     **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".rar", ".tbz"), "an archive is not read: unpack it"),
     **dict.fromkeys((".pkl", ".pickle", ".npz", ".npy", ".h5", ".mat"), f"a file of Python's objects {_FRAME}"),
@@ -34,7 +37,7 @@ _OTHERS = {
 
 
 class Format(NamedTuple):
-    """delimiter: between fields; None: lines of `user item item ...`. typed: the header is `name:type`."""
+    """delimiter: between fields; None: lines of `user item item ...`, or no text. typed: the header is `name:type`."""
 
     delimiter: str | None
     quoted: bool = True
@@ -47,6 +50,7 @@ FORMATS = {
     "semicolon": Format(";"),
     "inter": Format("\t", quoted=False, typed=True),
     "sequence": Format(None, quoted=False),
+    "parquet": Format(None, quoted=False),
 }
 
 
@@ -120,6 +124,23 @@ class Options(Form):
                 raise ValueError(f"time_format: expected a time column with it, got {self.time_format!r} and none")
         one_of(ON_ERROR, "on_error", self.on_error)
         one_of(REPEATS, "repeats", self.repeats)
+
+
+def is_parquet(path: Path, form: Form, prefix: str = "") -> bool:
+    """Whether `path` is a Parquet file or a folder of them, by the options and then by its name; ValueError where it is
+    and an option says how text is written.
+    """
+    named = form.format or (None if form.delimiter is not None else named_format(path))
+    if named != "parquet" and not path.is_dir():
+        return False
+    if form.format not in (None, "parquet"):
+        raise ValueError(f"{prefix}format: expected 'parquet' for a folder, got {form.format!r} ({path})")
+    of_texts = ("delimiter", "columns", "encoding", "quote")
+    given = {f"{prefix}{name}": (getattr(form, name), getattr(Form, name)) for name in of_texts}
+    if prefix:  # those of the log, which may be text
+        del given[f"{prefix}encoding"], given[f"{prefix}quote"]
+    refuse_unused(given, f"a Parquet file has none ({path})")
+    return True
 
 
 def dialect_of(path: Path, form: Form, prefix: str = "") -> Dialect:

@@ -1,4 +1,5 @@
-"""Reads interactions from whatever holds them: files (textfiles.py), tables in memory (columns.py), one or several."""
+"""Reads interactions from whatever holds them: text (textfiles.py), Parquet (parquet.py), tables in memory
+(columns.py), one or several."""
 
 from __future__ import annotations
 
@@ -6,23 +7,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastcl.recsys.data.reading import columns, textfiles
-from fastcl.recsys.data.reading.collector import Collector, Log
-from fastcl.recsys.data.reading.formats import Options
+from fastcl.recsys.data.reading import columns, parquet, textfiles
+from fastcl.recsys.data.reading.collector import Collector, Log, Reader
+from fastcl.recsys.data.reading.formats import Options, is_parquet
 
 Source = str | Path | Mapping[str, Any] | Any  # the last: a data frame, known by its `columns`
 
 
 def read_log(sources: Sequence[Source], options: Options) -> Log:
     """The rows of all sources, one behind the other, as parts 0, 1, ... of one log. Options are checked first."""
-    readers = [
-        textfiles.reader(Path(source), options) if isinstance(source, str | Path) else columns.reader(source, options)
-        for source in sources
-    ]
-    if len({reader.timed for reader in readers}) > 1:
+    readers = [reader(source, options) for source in sources]
+    if len({each.timed for each in readers}) > 1:
         raise ValueError("sources: expected that all have times or none has, got both")
     collector = Collector(readers[0].timed, options)
-    for part, reader in enumerate(readers):
+    for part, each in enumerate(readers):
         collector.part = part
-        reader.read(collector)
+        each.read(collector)
     return collector.finish()
+
+
+def reader(source: Source, options: Options) -> Reader:
+    """The reader of one source, whose options are checked."""
+    if not isinstance(source, str | Path):
+        return columns.reader(source, options)
+    path = Path(source)
+    return parquet.reader(path, options) if is_parquet(path, options) else textfiles.reader(path, options)
