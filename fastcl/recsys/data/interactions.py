@@ -80,8 +80,8 @@ class Interactions:
                 table has no column of a default name, one that public data and other libraries call so is taken
                 (userId, movieId, timestamp, ...: `fastcl.recsys.data.reading.names.ALIASES`) and named in `report`;
                 two such columns are refused. The names of an .inter file are without their types.
-            format: "csv", "tsv", "semicolon" (;), "inter", "sequence" or "parquet"; None goes by the file's name. A .txt
-                file that looks like a table is refused until its format is named.
+            format: "csv", "tsv", "semicolon" (;), "inter", "sequence" or "parquet"; None goes by the file's name. A
+                .txt file that looks like a table is refused until its format is named.
             delimiter: what stands between the fields of a table, of one or more characters ("::", "|"); " " is any run
                 of spaces and tabs. None goes by the format; Excel's first line `sep=;` is followed.
             columns: the column names by position for a table without a line of them, "_" for one to skip.
