@@ -60,7 +60,7 @@ def parquet_parts(rows: Iterable[UserRow], items: Items) -> Iterator[bytes]:
     with arrow.parquet.ParquetWriter(sink, schema) as writer:
         while some := list(islice(rows, _TOGETHER)):
             lines = [(user, place, *pair) for user, row in some for place, pair in enumerate(row, start=1)]
-            columns = [[line[k] for line in lines] for k in range(4)]
+            columns: list[list[Any]] = [[line[k] for line in lines] for k in range(4)]
             if items.titles is not None:
                 columns.append([title(item, items) for item in columns[2]])
             arrays = [arrow.array(column, type) for column, type in zip(columns, fields.values(), strict=True)]
