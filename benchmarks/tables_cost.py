@@ -1,14 +1,17 @@
 """Tables for the documentation, beside those of the losses: reading, training, serving, floors, negatives, SASS.
 
-From read.json, train.json, threads.json, choices.json, serve.json, negatives.json, contrastvae-cost*.json and
-sass.json. The bench program with the same name tells how a figure was measured.
+From read.json, train.json, threads.json, choices.json, serve.json, negatives.json, contrastvae-cost*.json, sass.json
+and demo-*.json. The bench program with the same name tells how a figure was measured.
 """
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from benchmarks.common import markdown, results
+from fastcl.recsys.evaluation.measures import COUNTS
+from fastcl.recsys.reporting.tables import number
 
 
 def read() -> str:
@@ -53,6 +56,18 @@ def threads() -> str:
             {"threads": row["threads"], "CPU-seconds": f"{row['CPU-seconds']:.1f}"}
             | {"CPU-seconds / those of one thread": row["of one thread's CPU"]}
             for row in results("threads")["rows"]
+        ]
+    )
+
+
+def demo(name: str) -> str:
+    """What `fastcl demo` finds. Its run times are left out, since they are those of a busy machine."""
+    report = results(f"demo-{name}")
+    columns = [column for column in next(iter(report["results"].values())) if column not in COUNTS]
+    return markdown(
+        [
+            {"": scorer} | {column: number(column, found[column]) for column in columns}
+            for scorer, found in report["results"].items()
         ]
     )
 
@@ -131,6 +146,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "threads busy": threads,
     "floor": floor,
     "negatives": negatives,
+    "demo movies": partial(demo, "movies"),
+    "demo purchases": partial(demo, "purchases"),
     "contrastvae epoch": contrastvae_epoch,
     "sass": sass,
 }

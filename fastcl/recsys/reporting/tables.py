@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastcl.recsys.data import Scorer, Split
+from fastcl.recsys.data import Cases, Scorer, Split
 from fastcl.recsys.evaluation.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.evaluation.measures import COUNTS
 from fastcl.recsys.evaluation.ranking import evaluate
@@ -37,6 +37,16 @@ def on_test(scorer: Scorer, split: Split, seen: str, k: tuple[int, ...] = (10,))
     full = evaluate(scorer, split.test, k=k, seen=seen)
     sampled = evaluate(scorer, split.test, k=(10,), seen=seen, protocol="pop100")
     return full | {"pop100 hr@10": sampled["hr@10"]}
+
+
+def on_new_items(scorer: Scorer, split: Split) -> dict[str, float]:
+    """ "new items recall@10": of the cases whose target is not in their own history, with the items of the history left
+    out for every scorer. What a model adds where most targets are repeats.
+    """
+    rows = np.flatnonzero(~split.test.repeated)
+    test = split.test
+    cases = Cases(test.user[rows], test.history.take(rows), test.target[rows], test.counts)
+    return {"new items recall@10": evaluate(scorer, cases, metrics=("recall",))["recall@10"]}
 
 
 def result_table(results: Mapping[str, Mapping[str, float]]) -> str:
