@@ -74,7 +74,7 @@ def test_items_encode_label_and_json() -> None:
 def test_items_and_features_refuse_nonsense() -> None:
     with pytest.raises(ValueError, match="ids: expected distinct"):
         Items(("a", "a"))
-    with pytest.raises(ValueError, match=r"titles: expected one a item \(2\), got 1"):
+    with pytest.raises(ValueError, match=r"titles: expected one per item \(2\), got 1"):
         Items(("a", "b"), ("A",))
     with pytest.raises(ValueError, match=r"features\['f'\]: expected 3 rows, got 2"):
         Items(("a", "b"), None, {"f": Feature.from_labels([["x"]])})

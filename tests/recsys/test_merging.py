@@ -56,7 +56,7 @@ def test_without_times_a_longer_export_takes_the_place_of_the_shorter(first: Row
 def test_logs_that_cannot_be_merged_are_refused() -> None:
     with pytest.raises(ValueError, match="logs: expected at least one, got none"):
         merge()
-    with pytest.raises(ValueError, match="expected that all have times or none has, got both"):
+    with pytest.raises(ValueError, match="expected all with times or all without, got both"):
         merge(read([("u", "x", 1)]), read([("u", "x", 1)], False))
     empty = Interactions(Items(("x",)), ("u",), Histories.from_lists([[]]))
     assert rows_of(merge(empty, empty)) == {"u": []}

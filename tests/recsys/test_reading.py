@@ -314,7 +314,7 @@ def test_item_feature_files_that_are_none(tmp_path: Path) -> None:
     atomic = write(tmp_path / "a.item", "item_id:token\tclass:token_seq\nx\ta b\n")
     data = Interactions.read(log, item="item_id", time=None, item_features=atomic, separator=" ")
     assert data.items.features["class"].values == ("a", "b")
-    with pytest.raises(ValueError, match=r"a\.csv: expected one row an item, got several of 'x'"):
+    with pytest.raises(ValueError, match=r"a\.csv: expected one row per item, got several of 'x'"):
         data.with_features(write(tmp_path / "a.csv", "item,c\nx,1\ny,2\nx,3\n"))
     with pytest.raises(ValueError, match=r"b\.csv:3: expected 2 fields, got 1"):
         data.with_features(write(tmp_path / "b.csv", "item,c\nx,1\ny\n"))

@@ -124,7 +124,7 @@ def test_items_travel_with_histories_and_floors_need_none() -> None:
     with pytest.raises(ValueError, match=r"counts: expected int64 \[41\], .*, got \[40\]"):
         Popularity(counts[1:], split.items)
     by_hand = Histories.from_lists([[41]])
-    with pytest.raises(ValueError, match=r"expected items 1\.\.40, those of the model, got 41"):
+    with pytest.raises(ValueError, match=r"expected items 1\.\.40 of the model, got 41"):
         export(small("sasrec", data.items), "nowhere", queries=by_hand)
 
 

@@ -119,7 +119,7 @@ def test_a_cut_in_time_parts_what_comes_before_from_what_comes_after(log: list[t
     tested = [u for u in data.users if before[u] and after[u]]
     validated = [u for u in data.users if len(before[u]) > 1]
     if not tested or not validated:
-        with pytest.raises(ValueError, match="at: expected a time that parts the log|split: expected users with"):
+        with pytest.raises(ValueError, match="at: expected a time inside the log|split: expected users with"):
             data.split("time", at)
         return
     split = data.split("time", at)
@@ -152,7 +152,7 @@ def test_a_cut_may_be_a_date() -> None:
     for at, message in (
         (None, "at: expected a number or an ISO date"),
         ("soon", "at: expected a number in the unit of the times or an ISO date"),
-        ("1999-01-01", "at: expected a time that parts the log"),
+        ("1999-01-01", "at: expected a time inside the log"),
         (True, "at: expected a number in the unit"),
     ):
         with pytest.raises(ValueError, match=message):

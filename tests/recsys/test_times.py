@@ -107,7 +107,7 @@ def test_the_unit_of_times_is_guessed_and_dates_cut_in_it(unit: str, scale: int)
     assert times.iso(int(clock[0]), unit) == "2017-10-01 00:00:00"
     assert times.cut("2017-10-01", clock) == clock[0]
     assert times.cut("12.5", clock) == 12.5
-    with pytest.raises(ValueError, match="at: expected a number, for the times have no unit that a date fits"):
+    with pytest.raises(ValueError, match="at: expected a number, since the times are of no unit that fits a date"):
         times.cut("2017-10-01", np.arange(5))
 
 

@@ -1,6 +1,6 @@
-"""Data of a recommender, in one place to import from: the containers, the log of interactions, the bundled sets.
+"""The data of a recommender, in one place to import from: containers, the log of interactions, bundled data sets.
 
-Containers are in containers.py, reading and splitting in interactions.py; nothing here parses.
+containers.py holds the containers, interactions.py reads and splits logs; this module only opens the bundled sets.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = [
 
 
 def bundled(name: str) -> Interactions:
-    """A real data set, read as an `Interactions`; its source and terms lie beside it.
+    """A real data set as an `Interactions`. A README beside its files states their source and terms.
 
-    "purchases": Complete Journey, top-value product of each basket, 48% repeats; features department and category.
-        It is in the public domain and comes with the package.
-    "movies":    MovieLens ml-latest-small (2016), every rating an interaction; titles, features genres and decade. It
-        may not be used commercially, so it is in the repository (`data/movielens-small/`) and in no package.
+    "purchases": Complete Journey, the product of highest value in each basket; 48% of the rows repeat an item of their
+        user; features department and category. The data is in the public domain and comes with the package.
+    "movies":    MovieLens ml-latest-small (2016), every rating an interaction; titles, features genres and decade. Its
+        terms forbid commercial use, so it lies in the repository (`data/movielens-small/`) and in no package.
 
-    Raises ValueError for another name, FileNotFoundError for "movies" where fastcl is not run from its sources.
+    Raises ValueError for another name, FileNotFoundError for "movies" where fastcl does not run from its repository.
 
     >>> len(bundled("purchases").users)
     2345

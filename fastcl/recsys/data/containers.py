@@ -1,5 +1,8 @@
-"""The containers of recommender data: item table, ragged histories, prediction cases, split. Ids are strings outside
-and 1..I inside, 0 is padding. Nothing here reads files, draws random numbers, pads or drops rows."""
+"""The containers of recommender data: item table, ragged histories, prediction cases, split.
+
+Users of the library name items by strings; the containers number them 1..I and reserve 0 for padding. Nothing here
+reads files, draws random numbers, pads or drops rows.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ PAD = 0
 class Feature:
     """One categorical item feature; an item may have several values, or none.
 
-    values: the names; value `values[k]` is code k+1.
-    codes:  int64 [I+1, W], 0 = no value; row 0 (padding) is all 0.
+    values: the names of the values; `values[k]` has code k+1.
+    codes:  int64 [I+1, W], up to W codes for each item, filled up with 0 (no value); row 0 (padding) is all 0.
     """
 
     values: tuple[str, ...]
@@ -41,7 +44,7 @@ class Feature:
 
     @property
     def groups(self) -> bool:
-        """Whether items share values: False where a value has 1.1 items or fewer on average, as of titles or prices."""
+        """Whether items share values. False where a value has at most 1.1 items on average, as titles and prices do."""
         used = int(np.count_nonzero(self.codes))
         return used < 2 or used > 1.1 * len(np.unique(self.codes[self.codes > 0]))
 
@@ -62,9 +65,9 @@ class Feature:
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """The item table: item i of 1..I has the external id `ids[i-1]`, and maybe a title and features.
+    """The item table: item i (1..I) has the external id `ids[i-1]` and, where known, a title and features.
 
-    ids: distinct non-empty strings. titles: one a item, "" where unknown. features: name -> Feature of I+1 rows.
+    ids: distinct non-empty strings. titles: one per item, "" where unknown. features: name -> Feature of I+1 rows.
     """
 
     ids: tuple[str, ...]
@@ -77,7 +80,7 @@ class Items:
         if len(set(self.ids)) != len(self.ids) or "" in self.ids:
             raise ValueError("ids: expected distinct non-empty strings, got a repeated or an empty one")
         if self.titles is not None and len(self.titles) != len(self.ids):
-            raise ValueError(f"titles: expected one a item ({len(self.ids)}), got {len(self.titles)}")
+            raise ValueError(f"titles: expected one per item ({len(self.ids)}), got {len(self.titles)}")
         for name, feature in self.features.items():
             if len(feature.codes) != len(self.ids) + 1:
                 raise ValueError(f"features[{name!r}]: expected {len(self.ids) + 1} rows, got {len(feature.codes)}")
@@ -91,7 +94,7 @@ class Items:
 
     @cached_property
     def digest(self) -> str:
-        """The same for two tables whose numbers mean the same ids."""
+        """A hash of the ids in their order: two tables in which each number means the same id have the same digest."""
         digest = hashlib.sha256()
         for item in self.ids:
             name = item.encode("utf-8", "surrogatepass")
@@ -137,9 +140,10 @@ class Items:
 class Histories:
     """Ragged histories, packed: row b is `item[offsets[b]:offsets[b+1]]`, oldest first.
 
-    offsets: int64 [B+1] from 0 to P. item: int64 [P], 1..I. time: int64 or float64 [P], or None. items: the table that
-    the numbers are of, where it is known, as it is in a log and a split: no model then takes them for its own items.
-    users: object [B], the external id of each row's user, where it is known; for models with a vector for each user.
+    offsets: int64 [B+1], rising from 0 to P. item: int64 [P], 1..I. time: int64 or float64 [P], or None.
+    items: the item table that numbers the items, or None. Logs and splits set it, so that a model with another table
+        refuses these histories.
+    users: object [B], the external id of each row's user, or None. Models with one vector per user need it.
     """
 
     offsets: np.ndarray
@@ -161,7 +165,7 @@ class Histories:
         if self.time is not None and (self.time.shape != item.shape or self.time.dtype not in (np.int64, np.float64)):
             raise ValueError(f"time: expected int64 or float64 {item.shape}, got {self.time.dtype} {self.time.shape}")
         if self.users is not None and self.users.shape != (len(self),):
-            raise ValueError(f"users: expected one a row ({len(self)}), got {list(self.users.shape)}")
+            raise ValueError(f"users: expected one per row ({len(self)}), got {list(self.users.shape)}")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -172,7 +176,7 @@ class Histories:
         return np.diff(self.offsets)
 
     def take(self, rows: np.ndarray) -> Histories:
-        """The named rows (integers, in that order, repeats allowed).
+        """The rows whose numbers are given, in that order; a number may occur twice.
 
         >>> Histories.from_lists([[1, 2], [], [3]]).take(np.array([2, 0])).item.tolist()
         [3, 1, 2]
@@ -182,21 +186,21 @@ class Histories:
         return taken if self.users is None else replace(taken, users=self.users[rows])
 
     def last(self, n: int) -> Histories:
-        """The newest n interactions of each row (all where there are fewer)."""
+        """The newest n interactions of each row, or all of a row that has fewer."""
         if n < 1:
             raise ValueError(f"n: expected at least 1, got {n}")
         lengths = np.minimum(self.lengths, n)
         return replace(self.slice(self.offsets[1:] - lengths, lengths), users=self.users)
 
     def slice(self, starts: np.ndarray, lengths: np.ndarray) -> Histories:
-        """item[starts[b] : starts[b] + lengths[b]] as row b, whoever's it is: without `users`."""
+        """item[starts[b] : starts[b] + lengths[b]] as row b. The result has no `users`: a slice may cross rows."""
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         return Histories(offsets, self.item[index], None if self.time is None else self.time[index], self.items)
 
     @classmethod
     def from_lists(cls, lists: Sequence[Sequence[int]], times: Sequence[Sequence[float]] | None = None) -> Histories:
-        """Histories from one list of item numbers a row, and maybe as many times each.
+        """Histories from one list of item numbers per row and, optionally, one list of as many times per row.
 
         >>> Histories.from_lists([[1, 2], [], [3]]).lengths.tolist()
         [2, 0, 1]
@@ -206,18 +210,18 @@ class Histories:
         if times is None:
             return cls(offsets, item)
         if [len(row) for row in times] != [len(row) for row in lists]:
-            raise ValueError("times: expected as many in each row as items, got other lengths")
+            raise ValueError("times: expected as many times as items in each row, got other lengths")
         return cls(offsets, item, number_array([time for row in times for time in row]))
 
 
 @dataclass(frozen=True, eq=False)
 class Cases:
-    """Prediction cases: `target[c]` follows row c of `history`, or where a case has several targets, each of
-    target[offsets[c]:offsets[c+1]] does.
+    """Prediction cases: given row c of `history`, predict `target[c]`, or target[offsets[c]:offsets[c+1]] where cases
+    have several targets.
 
-    user: int64 [C], index into the users. target: int64 [T], 1..I; T = C without offsets. counts: int64 [I+1], clicks
-    of each item in train, which a `Split` adds to its cases. offsets: int64 [C+1] from 0 to T, at least one target a
-    case; None: one each.
+    user: int64 [C], index into the users. target: int64 [T], 1..I; T = C without offsets.
+    counts: int64 [I+1], interactions of each item in train; a `Split` sets the counts of its cases.
+    offsets: int64 [C+1] from 0 to T, at least one target per case; None: one target per case.
     """
 
     user: np.ndarray
@@ -245,12 +249,12 @@ class Cases:
 
     @property
     def case(self) -> np.ndarray:
-        """int64 [T], whose target each one is."""
+        """int64 [T], the case to which each target belongs."""
         every = np.arange(len(self))
         return every if self.offsets is None else np.repeat(every, np.diff(self.offsets))
 
     def take(self, rows: np.ndarray) -> Cases:
-        """The named cases (integers, in that order)."""
+        """The cases whose numbers are given, in that order."""
         rows = np.asarray(rows, np.int64)
         if self.offsets is None:
             return Cases(self.user[rows], self.history.take(rows), self.target[rows], self.counts)
@@ -259,7 +263,7 @@ class Cases:
 
     @property
     def repeated(self) -> np.ndarray:
-        """bool [T], whether the target is in its case's own history: a sure miss where seen items are masked."""
+        """bool [T], whether the target occurs in the history of its case; masking seen items makes it a sure miss."""
         row = np.repeat(np.arange(len(self)), self.history.lengths)
         width = 1 + max(self.history.item.max(initial=0), self.target.max(initial=0))
         return np.isin(self.case * width + self.target, row * width + self.history.item)
@@ -269,8 +273,9 @@ class Cases:
 class Split:
     """Train histories (row u = user u), validation and test cases.
 
-    counts: int64 [I+1], clicks of each item in train; the cases carry them along, as all histories do `items`.
-    report: how it was made and what it leaves out. data_report: what reading found.
+    counts: int64 [I+1], interactions of each item in train. `valid` and `test` carry the same counts, and all histories
+        the same `items`.
+    report: how the split was made and what it leaves out. data_report: what reading the log found.
     """
 
     items: Items
@@ -294,7 +299,7 @@ class Split:
 
 
 class Scorer(Protocol):
-    """What evaluate and recommend need of a model or a floor."""
+    """What `evaluate` and `recommend` need of a model or a floor (a method without training, such as popularity)."""
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """float32 [B, I+1], higher is better; column 0 (padding) is -inf."""
@@ -302,6 +307,6 @@ class Scorer(Protocol):
 
 
 def number_array(values: Sequence[float]) -> np.ndarray:
-    """int64 where all values are whole numbers (int), else float64: never float32, which merges Unix seconds."""
+    """An int64 array where all values are of type int, else float64; float32 would merge neighbouring Unix seconds."""
     whole = all(isinstance(value, int | np.integer) for value in values)
     return np.array(values, np.int64 if whole else np.float64)

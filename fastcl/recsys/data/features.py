@@ -1,6 +1,6 @@
-"""Item features: a table with one row an item, whose cells hold one value or several behind a separator.
+"""Item features: a table with one row per item, whose cells hold one value or several values between separators.
 
-Every column but the item's becomes a categorical feature; numbers are values like any other text.
+Every column but the item's becomes a categorical feature; a number is a value like any other text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fastcl.recsys.data.reading.header import column_of, say
 from fastcl.recsys.data.reading.names import recognised
 from fastcl.recsys.data.reading.textfiles import read_columns
 
-Cell = str | list[str]  # of a feature; a list holds several values
+Cell = str | list[str]  # the cell of a feature; a list holds several values
 
 
 def join(
@@ -30,18 +30,18 @@ def join(
     form: Form,
     prefix: str,
 ) -> tuple[Items, int]:
-    """The items with the titles and features of `source`, and how many of its items the log does not have.
+    """The items with the titles and features of `source`, and how many items of `source` the log lacks.
 
-    source: a table file or table in memory with a column `item`. columns_of: the features; None: every other column.
-    form: how a file is written; prefix: of the options that say so, in messages. Items without a row have no values.
-    Raises ValueError where an item has two rows.
+    source: a table file or table in memory with a column `item`. columns_of: the columns that become features; None:
+    every other column. form: how the file is written. prefix: what error messages put before the names of the options
+    in `form`. Items without a row have no values. Raises ValueError where an item has two rows.
     """  # fmt: skip
     table, where, item = _table(source, item, form, prefix)
     ids = [str(cell) for cell in table[list(table)[column_of(where, list(table), "item_features", item, prefix)]]]
     row = dict(zip(ids, range(len(ids)), strict=True))
     if len(row) < len(ids):
         twice = next(name for k, name in enumerate(ids) if row[name] != k)
-        raise ValueError(f"{where}: expected one row an item, got several of {twice!r}")
+        raise ValueError(f"{where}: expected one row per item, got several of {twice!r}")
     names = [name for name in table if name not in (item, title)] if columns_of is None else list(columns_of)
     for name in (*names, *([title] if title else [])):
         column_of(where, list(table), "item_features", name, prefix)
@@ -64,7 +64,7 @@ def _values(cell: Cell, separator: str, missing: frozenset[str]) -> list[str]:
 
 
 def _table(source: Any, item: str, form: Form, prefix: str) -> tuple[Mapping[str, Sequence[Cell]], str, str]:
-    """The columns, what to call the table in messages, and the name of the item column."""
+    """The columns, the name of the table for messages, and the name of the item column."""
     where = "item_features"
     if isinstance(source, str | Path) and is_parquet(Path(source), form, prefix):
         where, source = str(source), parquet.read_table(Path(source))

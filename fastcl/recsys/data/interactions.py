@@ -1,5 +1,5 @@
-"""The log of interactions: from any source through reading.py to histories in time order, and through splits.py to
-train, validation and test."""
+"""The log of interactions: reading/ turns any source into histories in time order, splits.py parts them into train,
+validation and test. This module calls both and neither parses nor draws the parts itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastcl.recsys.data.reports import DataReport, describe
 from fastcl.recsys.options import at_least, between, one_of
 from fastcl.recsys.showing import summary
 
-# What says how item features are read, with the defaults.
+# The options that say how item features are read, with their defaults.
 OF_ITEMS: dict[str, Any] = {
     "feature_columns": None, "separator": "|", "title": None, "item_format": None, "item_delimiter": None,
     "item_columns": None, "item_encoding": None,
@@ -27,9 +27,9 @@ OF_ITEMS: dict[str, Any] = {
 
 @dataclass(frozen=True, eq=False)
 class Interactions:
-    """A log of interactions: row u of `log` is user u (`users[u]`), in time order, ties in the order of the source.
+    """A log of interactions: row u of `log` is user u (`users[u]`) in time order; equal times keep the source's order.
 
-    report: what reading found (None where the log was made by hand).
+    report: what reading found; None for a log that was not read.
     """
 
     items: Items
@@ -69,47 +69,47 @@ class Interactions:
         item_columns: Sequence[str] | None = None,
         item_encoding: str | None = None,
     ) -> Interactions:
-        """Reads a log; users and items are numbered in order of first appearance.
+        """Reads a log. Users and items are numbered in the order in which they first appear.
 
         Args:
             source: a table file (.csv, .tsv, RecBole's .inter) or sequence file (.txt: `user item item ...`, oldest
                 first), plain or compressed (gzip, xz, bzip2; zstd from Python 3.14 on), or a pipe; a Parquet file, or a
                 folder of them, which are read in the order of their paths (needs pyarrow); or a data frame (pandas,
                 polars, pyarrow), or a mapping of column names to columns.
-            user, item, time: column names; time None or "" takes the order of the rows as the order in time. Where the
-                table has no column of a default name, one that public data and other libraries call so is taken
-                (userId, movieId, timestamp, ...: `fastcl.recsys.data.reading.names.ALIASES`) and named in `report`;
-                two such columns are refused. The names of an .inter file are without their types.
-            format: "csv", "tsv", "semicolon" (;), "inter", "sequence" or "parquet"; None goes by the file's name. A
+            user, item, time: column names; with time None or "" the order of the rows is the order in time. Where the
+                table lacks a column of a default name, `read` takes the one whose name public data and other libraries
+                use for it (userId, movieId, timestamp, ...: `fastcl.recsys.data.reading.names.ALIASES`) and says so in
+                `report`; it refuses two such columns. Columns of an .inter file are named without their types.
+            format: "csv", "tsv", "semicolon" (;), "inter", "sequence" or "parquet"; None: the file's name decides. A
                 .txt file that looks like a table is refused until its format is named.
-            delimiter: what stands between the fields of a table, of one or more characters ("::", "|"); " " is any run
-                of spaces and tabs. None goes by the format; Excel's first line `sep=;` is followed.
-            columns: the column names by position for a table without a line of them, "_" for one to skip.
-            encoding: of text files; a byte order mark is skipped.
-            quote: the character around fields that hold separators or line ends; "" takes quotes as plain text. Inside
-                an unquoted field a quote is a character like any other. Fields of an .inter file, and those between
+            delimiter: the separator of a table's fields, one character or several ("::", "|"); " " is any run of
+                spaces and tabs. None: the format decides, or a first line `sep=;` as Excel writes it.
+            columns: column names by position, for a table without a header line; "_" skips a column.
+            encoding: the encoding of text files; a byte order mark is skipped.
+            quote: the character around fields that hold separators or line ends; "" makes quotes plain text. Inside an
+                unquoted field a quote is a character like any other. Fields of an .inter file, and fields between
                 spaces or a delimiter of several characters, have no quoting.
-            time_format: of strptime ("%d.%m.%Y %H:%M"), for dates that are not ISO.
-            missing: words that stand for no value as an id or a feature; None: NA, N/A, null, None, nan, \\N, - and the
-                like (`fastcl.recsys.data.reading.times.MISSING_WORDS`), () none of them.
-            on_error: "raise" refuses the first bad row, "skip" drops bad rows and counts them in `report`. Bad are: a
-                wrong number of fields, an id that is empty or such a word, a time that is missing, not finite or
-                unreadable, undecodable bytes, a quote that is not closed, an id that is neither text nor a whole
-                number, a float of 2**53 or more as an id.
-            repeats: "keep" all rows, or only the "first" of each user and item.
-            item_features: a table with one row an item (the column `item`), of which every column, or each of
-                feature_columns, becomes a categorical feature; cells may hold several values behind `separator`.
-            title: the column of item_features with titles.
-            item_format, item_delimiter, item_columns, item_encoding: how item_features is written, where it differs
-                from what its name tells; the encoding is else that of the log.
+            time_format: a strptime format ("%d.%m.%Y %H:%M"), for dates that are not ISO.
+            missing: words that mean "no value" as an id or a feature. None: NA, N/A, null, None, nan, \\N, - and the
+                like (`fastcl.recsys.data.reading.times.MISSING_WORDS`); (): no word does.
+            on_error: "raise" refuses the first bad row; "skip" drops bad rows and counts them in `report`. A row is bad
+                for a wrong number of fields, an id that is empty or a word of `missing`, a time that is missing, not
+                finite or unreadable, undecodable bytes, a quote that is not closed, an id that is neither text nor a
+                whole number, or an id that is a float of 2**53 or more.
+            repeats: "keep" keeps all rows, "first" only the first row of each pair of user and item.
+            item_features: a table with one row per item (column `item`). Every other column, or each of
+                feature_columns, becomes a categorical feature; a cell may hold several values between `separator`.
+            title: the column of item_features that holds titles.
+            item_format, item_delimiter, item_columns, item_encoding: how item_features is written. Defaults: the format
+                that its name tells, and the encoding of the log.
 
-        Ids are text and stay text, spaces around them included: "01" and "1" are two items, 1 and 1.0 in a data frame
-        are "1". Times are numbers in any unit, kept as they are (int64 where all are whole, else float64), or dates,
-        which become Unix seconds (UTC where no zone is given) to the microsecond; digits below it decide the order and
-        are counted. Equal times keep the order of the source.
+        Ids are text, spaces around them included: "01" and "1" are two items; 1 and 1.0 in a data frame are "1". Times
+        are numbers or dates. Numbers keep their unit and value (int64 where all are whole, else float64). Dates become
+        Unix seconds (UTC where no zone is given), to the microsecond; finer digits decide the order of rows and are
+        counted in `report`. Equal times keep the order of the source.
 
-        Raises ValueError: a bad option (before anything is read), an option that would mean nothing, a missing column,
-        an empty source, or a bad row, as "FILE:LINE: what"; TypeError: an option or a source of a wrong type.
+        Raises ValueError for a bad option (before anything is read), an option without effect, a missing column, an
+        empty source, or a bad row (as "FILE:LINE: what"); TypeError for an option or a source of a wrong type.
 
         >>> data = Interactions.read({"user": ["a", "a", "b"], "item": [7, 9, 7], "time": [20, 10, 5]})
         >>> data.users, data.items.ids, data.log.item.tolist()
@@ -139,7 +139,7 @@ class Interactions:
         quote: str = '"',
         missing: Sequence[str] | None = None,
     ) -> Interactions:
-        """The same log, its items with the features of a table that has one row an item; options as in `read`.
+        """The same log whose items have the features of a table with one row per item; options as in `read`.
 
         >>> data = Interactions.read({"user": ["u", "u"], "item": ["x", "y"]}, time=None)
         >>> data = data.with_features({"item": ["y", "x"], "tags": ["new|red", ""]})
@@ -167,24 +167,26 @@ class Interactions:
     def split(
         self, how: str = "last-one", at: str | float | None = None, *, ties: str = "input", seed: int = 0
     ) -> Split:
-        """Parts the log into train histories, validation and test cases; `Split.report` counts what came of it.
+        """Parts the log into train histories, validation cases and test cases; `Split.report` counts them.
 
-        how: "last-one" (leave-one-out): a user's last interaction is the test target, with all before it as history;
-                the one before it is the validation target, with all before that as history; train is the rest. Users
-                with fewer than 3 interactions only train. Train then holds interactions of other users that are later
-                than a test target, which no real recommender has: a LeakageWarning says for how many.
-            "time" (global cut): interactions before `at` train, those at or after it test. Every user with both has one
-                test case: the first interaction at or after `at`, with all before `at` as history. The validation
-                target is a user's last interaction before `at` (taken from train) where there are at least 2. Later
-                rows of the test period and users who come new in it are no cases, but counted; targets that train
-                never shows stay in, and are counted.
-            "none": every row trains, for the last training before serving. No case validates or tests: `fit` keeps the
-                last epoch, and nothing can be evaluated.
-        at: of "time": a number in the unit of the times, or an ISO date where the times are s, ms, us or ns since 1970.
-        ties: rows of a user at equal times in "input" order, or in "random" order drawn with `seed`: with many ties the
-            order of a file (by item id, say) is a pattern that a model learns and reality lacks.
+        how: "last-one" (leave-one-out): a user's last interaction is the test target, the last but one the validation
+                target; the history of either is all that precedes it, and the rest is train. Users with fewer than 3
+                interactions only train. Train then holds interactions of other users that are later than a test
+                target, which no recommender in service has: a LeakageWarning says for how many cases.
+            "time" (global cut): interactions before `at` train, those at or after `at` test. Every user with both has
+                one test case: the first interaction at or after `at`, with all before `at` as history. A user's last
+                interaction before `at`, taken from train, is the validation target where the user has at least 2. The
+                report counts what is no case: later rows of the test period, and users without a row before `at`. It
+                also counts the targets that train never shows, which stay cases.
+            "none": every row trains, for the last training before serving. There are no validation or test cases: `fit`
+                keeps the last epoch, and nothing can be evaluated.
+        at: the cut of "time": a number in the unit of the times, or an ISO date where the times are seconds,
+            milliseconds, microseconds or nanoseconds since 1970.
+        ties: the order of a user's rows at equal times: "input" keeps that of the source, "random" draws one with
+            `seed`. Where ties are many, a model learns the order of the file (by item id, for example) as if it were
+            behaviour.
 
-        Raises ValueError for other options, or where no user can be tested or validated on.
+        Raises ValueError for other options, or where no user has a test case or none has a validation case.
 
         >>> data = Interactions.read({"user": list("aaabbb"), "item": list("xyzxyz"), "time": [1, 2, 9, 1, 2, 3]})
         >>> split = data.split("time", at=9)
@@ -209,18 +211,19 @@ class Interactions:
         item_features: Source | None = None,
         **options: Any,
     ) -> Split:
-        """The split that files (or tables) of your own make; options as in `read` (and for item_features as in
-        `with_features`).
+        """A split from files or tables that hold its parts; options as in `read`, and for item_features as in
+        `with_features`.
 
-        A user's validation target is the first row in `valid`, with the rows of `train` as history; the test target is
-        the first row in `test`, with those of `train` and `valid` as history. Further rows, and users without a
-        history, are no cases, but counted in `Split.report`. The item table holds the items of all three.
+        A user's validation target is the first row in `valid`, with the user's rows of `train` as history; the test
+        target is the first row in `test`, with the rows of `train` and `valid` as history. `Split.report` counts what
+        is no case: further rows, and users without a history. The item table holds the items of all files.
 
-        valid: None: no file validates.
-        targets: "all": every row that a user has in `valid` is a target of that user's case, and so in `test`; recall@k
-            and NDCG@k are then those of several relevant items (`evaluate`), as on the splits of LightGCN's paper.
-        hold_out: without `valid`: the share of every user's rows in `train`, drawn at random with `seed` and rounded
-            down, that validates in place of training; 0 for no validation, with which `fit` keeps the last epoch.
+        valid: the validation rows; None: no file holds any.
+        targets: "first", or "all": every row that a user has in `valid` is a target of that user's one validation case,
+            and likewise in `test`. `evaluate` then gives recall@k and NDCG@k for several relevant items, as on the
+            splits of LightGCN's paper.
+        hold_out: without `valid`, the share (0..1) of every user's rows in `train`, rounded down and drawn at random
+            with `seed`, that validates instead of training. 0: no validation; `fit` then keeps the last epoch.
 
         >>> split = Interactions.presplit("train.csv", "valid.csv", "test.csv", user="uid")  # doctest: +SKIP
         >>> train, test = {"user": list("aaab"), "item": list("wxyw")}, {"user": list("aab"), "item": list("zwx")}
@@ -254,7 +257,7 @@ class Interactions:
 def _featured(
     options: Options, source: Source | None, of_items: Mapping[str, Any]
 ) -> Callable[[Interactions], Interactions]:
-    """What gives a log its item features; the options of_items, which say how, are checked at once."""
+    """A function that gives a log its item features. The options in of_items are checked before it is called."""
     if source is None:
         given = {name: (of_items[name], default) for name, default in OF_ITEMS.items()}
         refuse_unused(given, "expected item_features (--item-features) with it")
@@ -266,7 +269,7 @@ def _featured(
 
 
 def _ordered(log: Log, repeats: str) -> tuple[Interactions, np.ndarray]:
-    """The log by user, part and time, all else in the order of the source; and the part of every row."""
+    """The log ordered by user, part and time, equal rows in the order of the source; and the part of every row."""
     order = np.argsort(log.user, kind="stable")
     unsorted = 0
     if log.time is not None:

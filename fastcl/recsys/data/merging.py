@@ -1,4 +1,4 @@
-"""Logs of clicks put together by external id: last week's after the one of the training, say. Nothing is read here."""
+"""Merges logs by external id, such as the log of the last week with the log that was trained on. Reads no files."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from fastcl.recsys.data import Histories, Interactions, Items
 
 
 def merge(*logs: Interactions) -> Interactions:
-    """One log of the users and items of all `logs`, in the order in which they first appear.
+    """One log of the users and items of all `logs`, numbered in the order in which they first appear.
 
-    A user's clicks are in time order, those at equal times in the order of the logs; where no log has times, all are in
-    the order of the logs. What a later log has from an earlier one counts once: clicks of the same user, item and time,
-    or without times a user's whole earlier history where the later one begins with it. Item features and reports are
-    left out.
+    A user's interactions are in time order; at equal times, or where no log has times, they are in the order of the
+    logs. What two logs share counts once: with times, interactions of the same user, item and time; without times, a
+    user's earlier history where the later one begins with it. The result has no item features and no report.
 
-    Raises ValueError for no log, or where some have times and others have none.
+    Raises ValueError for no log, or where only some logs have times.
 
     >>> first = Interactions.read({"user": ["u", "u"], "item": ["x", "y"], "time": [1, 2]})
     >>> later = Interactions.read({"user": ["u", "u", "v"], "item": ["y", "z", "x"], "time": [2, 3, 3]})
@@ -29,12 +28,12 @@ def merge(*logs: Interactions) -> Interactions:
     if not logs:
         raise ValueError("logs: expected at least one, got none")
     if len({log.log.time is None for log in logs}) > 1:
-        raise ValueError("logs: expected that all have times or none has, got both")
+        raise ValueError("logs: expected all with times or all without, got both")
     return functools.reduce(_joined, logs)
 
 
 def of_users(data: Interactions, users: tuple[str, ...]) -> Interactions:
-    """The histories of these users of `data`, in this order."""
+    """The log of the named users alone, in the order of `users`."""
     number = {user: n for n, user in enumerate(data.users)}
     return replace(data, users=users, log=data.log.take(np.array([number[user] for user in users], np.int64)))
 
@@ -62,7 +61,8 @@ def _joined(a: Interactions, b: Interactions) -> Interactions:
 
 
 def _first_of_each(pair: np.ndarray, time: np.ndarray, earlier: int) -> np.ndarray:
-    """The rows to keep: of the `earlier` first ones those whose pair and time no later row has, and all later ones."""
+    """The rows to keep: the first `earlier` rows without those whose pair and time a later row has, and all later rows.
+    """
     order = np.lexsort((time, pair))
     begins = np.append(True, (np.diff(pair[order]) != 0) | (np.diff(time[order]) != 0))[: len(order)]
     group = np.empty(len(order), np.int64)
@@ -72,7 +72,7 @@ def _first_of_each(pair: np.ndarray, time: np.ndarray, earlier: int) -> np.ndarr
 
 
 def _begun_with(a: Interactions, b: Interactions) -> list[str]:
-    """The users whose history in b begins with that of a."""
+    """The users whose history in b begins with their history in a."""
     row = {user: n for n, user in enumerate(a.users)}
 
     def clicks(log: Interactions, n: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a reader says about the data it read, and a split about what it held out: counts, not judgements.
+"""Reports: what reading a log found, and what a split holds out. Both give counts and no judgement.
 
 Nothing here reads or changes data.
 """
@@ -14,25 +14,25 @@ import numpy as np
 from fastcl.recsys.data.reading import times
 from fastcl.recsys.showing import summary
 
-EXAMPLES = 5  # faults that are quoted in full; the others are counted only
+EXAMPLES = 5  # so many faults are quoted in full; later ones are only counted
 
 
 @dataclass
 class Tally:
-    """What the parsers note while they read."""
+    """What the readers count while they read."""
 
     source: str = ""
     format: str = ""
     encoding: str = ""
-    rows_read: int = 0  # rows of data found, good or bad; blank lines and the header do not count
+    rows_read: int = 0  # rows of data, good or bad, without blank lines and the header
     blank_lines: int = 0
     dropped: dict[str, int] = field(default_factory=dict)  # reason -> rows
     columns: dict[str, str] = field(default_factory=dict)  # option -> the column that was recognised
-    # The first few and the first of each reason, as "FILE:LINE: what", and that of each reason by itself.
+    # faults: the first few bad rows and the first of each reason, as "FILE:LINE: what". firsts: reason -> its first.
     faults: list[str] = field(default_factory=list)
     firsts: dict[str, str] = field(default_factory=dict)
-    rounded_times: int = 0  # times of more digits than are kept
-    cut_short: bool = False  # no line end behind the last line: whole, or cut in the middle of it
+    rounded_times: int = 0  # times with more digits than are kept
+    cut_short: bool = False  # the last line has no line end, so it may have been cut in the middle
 
     def drop(self, reason: str, fault: str) -> None:
         if reason not in self.dropped or len(self.faults) < EXAMPLES:
@@ -45,27 +45,26 @@ class Tally:
 class DataReport:
     """What `Interactions.read` found.
 
-    source, format, encoding: where and how it was read. columns: "user", "item", "time" -> the column that was taken
-        for it without being named. rows_read: rows of data, good or bad. rows: interactions kept.
-    dropped: reason -> rows left out. faults: the first few bad rows, and the first of each reason, in full.
-    blank_lines: lines without anything.
-    cut_short: the last line has no line end (perhaps the file was cut).
-    ties: rows at the same time as the row before them in their user's history. tied_ends: users whose last row is tied
-        with the one before, so that ties="input" or "random" decides which one is the test target.
-    repeats: rows whose user had the item before. duplicates: those of them that repeat the time too.
-    short_users: users with fewer than 3 rows (they only train in "last-one"). longest, median_length: rows a user.
-        longest_user: who has the most.
-    unsorted: rows that stand in the source behind a later row of their user.
+    source, format, encoding: where and how the log was read. columns: "user", "item", "time" -> the column that was
+        recognised without being named. rows_read: rows of data, good or bad. rows: interactions kept.
+    dropped: reason -> number of rows left out. faults: the first few bad rows and the first of each reason, in full.
+    blank_lines: number of empty lines. cut_short: whether the last line lacks a line end (perhaps the file was cut).
+    ties: rows at the same time as the row before them in their user's history. tied_ends: users whose last two rows
+        are tied, so that ties="input" or "random" decides which of them is the test target.
+    repeats: rows whose user had the item before. duplicates: repeats that have the same time too.
+    short_users: users with fewer than 3 rows, who only train in "last-one". longest, median_length: rows per user.
+        longest_user: the user with the most rows.
+    unsorted: rows that stand in the source after a later row of their user.
     look_missing: rows whose user or item is a word for a missing value (NA, null, ...), kept as an id because
-        `missing` says so. spaced_ids: distinct ids that begin or end with a space.
-    rounded_times: times with digits that are not kept (below the microsecond of a date, whole numbers beyond 2**53
-        beside fractions). odd_times: those before 1980 or from 2100 on in the guessed unit: placeholders, or times of
-        another unit are.
-    time_type: "int64", "float64" or None. time_unit: "s", "ms", "us", "ns" (a guess by size) or None. first, last:
-        the earliest and the latest time.
-    features: name -> items of the log that have a value. ungrouped: name -> values of the features that hardly any two
-    items share (titles, prices), so that they say little more than the items' ids. feature_rows_unused: items of the
-    file that the log lacks.
+        `missing` excludes the word. spaced_ids: distinct ids that begin or end with a space.
+    rounded_times: times that lost digits: below the microsecond of dates, or whole numbers beyond 2**53 in a column
+        with fractions. odd_times: times before 1980 or after 2099 in the guessed unit, which may be placeholders or
+        times of another unit.
+    time_type: "int64", "float64" or None. time_unit: "s", "ms", "us", "ns" (guessed from the size) or None.
+        first, last: the earliest and the latest time.
+    features: name -> number of items in the log that have a value. ungrouped: name -> number of values, for features
+        whose values hardly any two items share (titles, prices), which say little more than the item's id.
+        feature_rows_unused: items of the feature file that the log lacks.
     """
 
     source: str
@@ -128,7 +127,7 @@ class DataReport:
             (self.duplicates, "of the repeats have the same time too"),
             (self.odd_times, "times are not between 1980 and 2100: placeholders, or of another unit"),
             (self.rounded_times, "times have more digits than are kept (those of dates still decide the order)"),
-            (self.unsorted, "rows stood behind a later row of their user (sorted now)"),
+            (self.unsorted, "rows stand in the source after a later row of their user (reading sorts them)"),
             (self.look_missing, "rows have a user or item that is a word for a missing value (kept as asked)"),
             (self.spaced_ids, "ids begin or end with a space (kept: text is text)"),
             (self.blank_lines, "blank lines"),
@@ -166,14 +165,14 @@ class DataReport:
 def describe(
     tally: Tally,
     lengths: np.ndarray,  # int64 [U], rows of each user
-    item: np.ndarray,  # int64 [N], the users' rows one behind the other, each in time order
+    item: np.ndarray,  # int64 [N], the users' rows one user after the other, each user's in time order
     times_: np.ndarray | None,  # [N]
     users: tuple[str, ...],
     items: tuple[str, ...],
     unsorted: int,
     look_missing: int,
 ) -> DataReport:
-    """The report of a log in time order; what item features add comes in later, by `dataclasses.replace`."""
+    """The report of a log in time order, without item features: `Interactions` adds their counts."""
     row = np.repeat(np.arange(len(lengths)), lengths)
     same_user = row[1:] == row[:-1]
     tied = np.zeros(len(row), bool)
@@ -225,9 +224,10 @@ class SplitReport:
     """What a split holds out and what it cannot use.
 
     how: "last-one", "time", "none" or "files". at: the cut of "time", in the unit of the times. ties, seed: as given.
-    train_rows, valid_cases, test_cases: sizes. not_evaluated: users without a test case. held_out_unused: rows held out
-    of train that are no target (a user's later rows behind the first). unseen_targets: test targets that train never
-    shows. repeated_targets: test targets that are in their user's history, sure misses where seen items are masked.
+    train_rows, valid_cases, test_cases: sizes. not_evaluated: users without a test case.
+    held_out_unused: rows held out of train that are no target (a user's rows after the first one).
+    unseen_targets: test targets that train never shows.
+    repeated_targets: test targets in their user's history, which are sure misses where seen items are masked.
     later_in_train: test cases whose target is earlier than some row of train; None without times.
     """
 
@@ -261,12 +261,12 @@ class SplitReport:
         ]
         facts = (
             (self.not_evaluated, "users have no test case"),
-            (self.held_out_unused, "rows are held out without being a target (a user's rows behind the first one)"),
+            (self.held_out_unused, "rows are held out without being a target (a user's rows after the first one)"),
             (self.unseen_targets, "test targets never occur in train"),
             (self.repeated_targets, "test targets are in their user's history: sure misses unless seen items are kept"),
             (self.later_in_train or 0, "test targets are earlier than some row of train, which leaks the future"),
         )
         lines += [f"{count:,} {what}" for count, what in facts if count]
         if self.later_in_train is None:
-            lines.append("without times it is unknown whether train holds what came later than the tests")
+            lines.append("the log has no times, so it is unknown whether train holds rows later than the test targets")
         return "\n".join(lines)

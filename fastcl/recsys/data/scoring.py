@@ -1,6 +1,6 @@
-"""Scoring without surprises: for as long as a block lasts a model is in eval mode and encodes its items once.
+"""A block in which a model is in eval mode and encodes its items once. Every function that scores opens such a block.
 
-Nothing scores here; every function that scores opens such a block around what it does.
+Nothing here scores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Block:
     kept: dict[str, Any] = field(default_factory=dict)
 
 
-# Beside the models, not in them: a copy of a model that is being served is not.
+# The open blocks are kept outside the models, so that a copy of a frozen model is not frozen.
 _open: WeakKeyDictionary[nn.Module, _Block] = WeakKeyDictionary()
 _lock = Lock()
 
@@ -36,10 +36,11 @@ _lock = Lock()
 def frozen(scorer: object) -> Iterator[None]:
     """A block in which the modules of `scorer` are in eval mode and `Model.scores` encodes the items once.
 
-    `evaluate`, `recommend` and all else that scores open one for the call. A service that scores one history at a time
-    opens one around all of its calls, so that each does not encode every item again: weights must not change inside.
-    Blocks may be nested, and held by several threads; at the end of the last one each module goes back to the mode that
-    it had before the first, and the item vectors are dropped. A scorer that is no torch.nn.Module is left as it is.
+    `evaluate`, `recommend` and every other function that scores opens a block for the call. A service that scores one
+    history at a time opens one around all of its calls, so that no call encodes every item again. Weights must not
+    change inside a block. Blocks may be nested and held by several threads; when the last one ends, each module returns
+    to the mode it had before the first one, and the item vectors are dropped. A scorer that is no torch.nn.Module is
+    left as it is.
 
     >>> from fastcl.recsys import Items, SASRec, frozen, recommend
     >>> model = SASRec(Items(("a", "b", "c")), dim=8, seed=0)
@@ -71,7 +72,7 @@ def frozen(scorer: object) -> Iterator[None]:
 
 
 def check_not_frozen(model: nn.Module) -> None:
-    """ValueError in a `frozen` block of `model`, in which training would be validated with item vectors of before."""
+    """ValueError inside a `frozen` block of `model`: training there would be validated with outdated item vectors."""
     if model in _open:
         raise ValueError("model: expected one whose weights may change, got one in a `frozen` block")
 
@@ -82,9 +83,9 @@ def item_table(model: Any) -> Tensor:
 
 
 def kept(model: Any, name: str, make: Callable[[], T]) -> T:
-    """make(), which is called once in a `frozen` block of `model`: what it makes is of the weights alone."""
+    """make(), called once in a `frozen` block of `model`; its result must depend on the weights alone."""
     block = _open.get(model)
-    # A graph would be kept with what is made and could be walked back once only.
+    # With gradients a kept result would hold its autograd graph, which backward can walk only once.
     if block is None or torch.is_grad_enabled():
         return make()
     if name not in block.kept:
@@ -94,9 +95,10 @@ def kept(model: Any, name: str, make: Callable[[], T]) -> T:
 
 
 def check_items(scorer: object, histories: Histories, name: str) -> None:
-    """ValueError where `scorer` has an item table and the numbers in `histories` are not those of its items.
+    """ValueError where `scorer` has an item table and `histories` number other items.
 
-    Histories of a split or a log know their items; of others the numbers alone are looked at. name: of the argument.
+    Histories of a split or a log know their item table; of other histories only the largest number is checked.
+    name: the argument that the error names.
     """
     own = getattr(scorer, "items", None)
     if not isinstance(own, Items):
@@ -105,7 +107,7 @@ def check_items(scorer: object, histories: Histories, name: str) -> None:
     if theirs is None:
         top = int(histories.item.max(initial=0))
         if top > len(own):
-            raise ValueError(f"{name}: expected items 1..{len(own)}, those of the model, got {top}")
+            raise ValueError(f"{name}: expected items 1..{len(own)} of the model, got {top}")
     elif theirs is not own and theirs.digest != own.digest:
         raise ValueError(f"{name}: expected the items of the model, {_difference(own, theirs)}")
 

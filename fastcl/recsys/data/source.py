@@ -1,6 +1,6 @@
-"""Where a run's data comes from: what config.json calls "data" and "split", read again whenever it is asked for.
+"""The source of a run's data: what config.json calls "data" and "split", read again whenever a run needs its data.
 
-It knows which reader serves a path and which paths cannot be read twice; no command line and no models here.
+This module knows which reader serves a path and which paths cannot be read twice. It knows no command line, no models.
 """
 
 import os
@@ -17,7 +17,7 @@ from fastcl.recsys.data.merging import merge
 from fastcl.recsys.data.reading.formats import Options, named_format
 
 BUNDLED = "bundled:"
-PIPE = "pipe:"  # in front of a path that was read and cannot be read again
+PIPE = "pipe:"  # marks a path in config.json that was read once and cannot be read again
 READ = tuple(field.name for field in fields(Options))
 FEATURES = ("item_features", *OF_ITEMS)
 STDIN = "/dev/stdin"
@@ -32,8 +32,8 @@ class Source:
 
     data: config.json's "data": "path" (a file, or bundled:NAME), "valid" and "test" (files of a split that was made
         elsewhere), "item_features", and options of `Interactions.read`. Empty where the run names no data.
-    how: config.json's "split", the arguments of `Interactions.split`; checked by `split`.
-    folder: the run, which an error names; None outside of one.
+    how: config.json's "split", the arguments of `Interactions.split`; the method `split` checks them.
+    folder: the run's folder, which errors name; None outside of a run.
     """
 
     data: Mapping[str, Any]
@@ -42,14 +42,16 @@ class Source:
 
     @classmethod
     def recorded(cls, config: Mapping[str, Any], folder: str | Path | None = None) -> "Source":
-        """From the content of a config.json; ValueError where its "data" has not the types that reading expects."""
+        """The source that the content of a config.json names; ValueError where its "data" has other types than reading
+        expects.
+        """
         data = _checked(config["data"]) if config.get("data") else {}
         return cls(data, config.get("split") or {}, None if folder is None else Path(folder))
 
     @classmethod
     def of_run(cls, folder: Path, config: Mapping[str, Any], path: str | Path | None = None) -> "Source":
-        """The same of a run whose data is needed: at `path`, or where training found it. ValueError where both are
-        unknown.
+        """The source of a run whose data is needed, at `path` or where training found it. ValueError where neither is
+        known.
         """
         found = cls.recorded(config, folder)
         if path is None and not found.data:
@@ -57,7 +59,7 @@ class Source:
         return found.at(str(path)) if path else found
 
     def to_json(self) -> dict[str, Any]:
-        """ "data" and "split" for a config.json. What was a pipe is marked, since it cannot be read again."""
+        """ "data" and "split" for a config.json. Pipes are marked, since they cannot be read again."""
         pipes = {name: f"{PIPE}{self.data[name]}" for name in self.files if _is_pipe(self.data[name])}
         return {"data": {**self.data, **pipes}, "split": self.how}
 
@@ -67,8 +69,8 @@ class Source:
         return {name: self.data[name] for name in FILES if self.data.get(name)}
 
     def at(self, path: str) -> "Source":
-        """The same, but with its clicks at another path. Where the name of that path tells no format, as that of a pipe
-        does not, the format is that of the first path.
+        """The same source with its clicks at another path. Where the name of that path tells no format (a pipe's does
+        not), the format is that of the first path.
         """
         told = self.data.get("format") or self.data.get("delimiter") or named_format(Path(path)) or Path(path).is_dir()
         alike = {} if told else {"format": named_format(Path(self.data.get("path", "")))}
@@ -90,8 +92,9 @@ class Source:
         return Interactions.read(path, **self._reading)
 
     def read_clicks(self, *paths: str) -> Interactions:
-        """The logs at `paths` as one (none: those at `path`, `valid` and `test`), without item features: their file may
-        have moved, and the model has them.
+        """The logs at `paths` as one log; without `paths`, those at `path`, `valid` and `test`.
+
+        The item features are not read: the model holds them, and their file may have moved.
         """
         bare = replace(self, data={name: value for name, value in self.data.items() if name not in FEATURES})
         own = [bare.data[name] for name in CLICKS if bare.data.get(name)]
@@ -109,12 +112,12 @@ class Source:
             return self.divide(self.read())
         except FileNotFoundError as error:
             if error.filename is None or self.folder is None:
-                raise  # it says itself what is not there: a pipe, or a bundled set
+                raise  # the text of the error says what is missing: a pipe, or a bundled set
             where = f"the data of {self.folder} is not there; --data FILE says where it is"
             raise FileNotFoundError(f"{error.filename}: {where}") from error
 
     def divide(self, log: Interactions) -> Split:
-        """A log, split as `how` says; ValueError where that does not have the types that splitting expects."""
+        """A log, split as `how` says; ValueError where `how` has other types than splitting expects."""
         return log.split(**self._how())
 
     def _how(self) -> dict[str, Any]:
@@ -141,7 +144,7 @@ class Source:
 def _is_pipe(path: str) -> bool:
     try:
         mode = os.stat(path).st_mode
-    except OSError:  # bundled:NAME, or a file that is gone by now
+    except OSError:  # bundled:NAME, or a file that has been removed
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 

@@ -1,6 +1,6 @@
-"""Splits of a log: which rows train, validate and test. One mechanism (a part for every row) serves all of them.
+"""Splits of a log: which rows train, validate and test. Every split is a part (train, validation, test) for each row.
 
-Rows are never dropped in silence: what is neither trained on nor a target is counted in the split's report.
+No row is dropped silently: the split's report counts the rows that neither train nor are a target.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class LeakageWarning(UserWarning):
 
 
 def last_one(log: Histories, at: Any) -> tuple[np.ndarray, float | None]:
-    """Part of every row: a user's last is test, the one before it validation; users with fewer than 3 rows train."""
+    """The part of every row: a user's last row tests, the last but one validates; users with fewer than 3 rows train.
+    """
     if at is not None:
         raise ValueError(f'at: expected none with "last-one", got {at!r}')
     if log.lengths.max(initial=0) < 3:
@@ -39,7 +40,8 @@ def last_one(log: Histories, at: Any) -> tuple[np.ndarray, float | None]:
 
 
 def by_time(log: Histories, at: Any) -> tuple[np.ndarray, float | None]:
-    """Part of every row: at or after `at` is test; before it a user's last of at least two is validation."""
+    """The part of every row, and the cut: rows at or after `at` test; a user's last of two or more before it validates.
+    """
     if log.time is None:
         raise ValueError('split: expected a log with times for "time", got one without')
     if at is None:
@@ -48,15 +50,15 @@ def by_time(log: Histories, at: Any) -> tuple[np.ndarray, float | None]:
     before = log.time < cut
     if before.all() or not before.any():
         span = f"{log.time.min()} to {log.time.max()}"
-        raise ValueError(f"at: expected a time that parts the log ({span}), got {at!r} = {cut}")
+        raise ValueError(f"at: expected a time inside the log ({span}), got {at!r} = {cut}")
     part = np.where(before, TRAIN, TEST)
-    trained = _per_user(before, log)  # times rise within a user: these rows come first
+    trained = _per_user(before, log)  # times rise within a user, so the rows before the cut come first
     part[(log.offsets[:-1] + trained - 1)[trained >= 2]] = VALID
     return part, cut
 
 
 def nothing(log: Histories, at: Any) -> tuple[np.ndarray, float | None]:
-    """Part of every row: train. For the last training before serving, when the settings are chosen."""
+    """The part of every row is train, for the last training before serving, when all settings are chosen."""
     if at is not None:
         raise ValueError(f'at: expected none with "none", got {at!r}')
     return np.full(len(log.item), TRAIN), None
@@ -90,7 +92,7 @@ def split(items: Items, users: tuple[str, ...], log: Histories, how: str, at: An
 
 
 def shuffle_ties(log: Histories, seed: int) -> Histories:
-    """The same log with the rows of a user at equal times in random order."""
+    """The same log in which the rows of a user at equal times are in random order."""
     if log.time is None:
         raise ValueError('ties: expected a log with times for "random", got one without')
     row = np.repeat(np.arange(len(log)), log.lengths)
@@ -99,14 +101,17 @@ def shuffle_ties(log: Histories, seed: int) -> Histories:
 
 
 def hold_out(log: Histories, part: np.ndarray, share: float, seed: int) -> tuple[Histories, np.ndarray]:
-    """The same log with a random `share` of every user's train rows, rounded down, as validation rows behind them."""
+    """The log and its parts, where a random `share` of every user's train rows, rounded down, validates.
+
+    A user's validation rows stand behind the train rows.
+    """
     user = np.repeat(np.arange(len(log)), log.lengths)
     train = np.flatnonzero(part == TRAIN)
     order = train[np.lexsort((np.random.default_rng(seed).random(len(train)), user[train]))]
     each = np.bincount(user[train], minlength=len(log))
     nth = np.arange(len(order)) - np.repeat(each.cumsum() - each, each)
     part = part.copy()
-    # The small term: 0.29 * 100 must give 29, and in floating point falls just short of it.
+    # Without the small term 0.29 * 100, which is just below 29 in floating point, would hold out 28 rows.
     part[order[nth < np.floor(share * each + 1e-9)[user[order]]]] = VALID
     order = np.lexsort((part, user))
     time = None if log.time is None else log.time[order]
@@ -117,11 +122,12 @@ def from_parts(
     items: Items, users: tuple[str, ...], log: Histories, part: np.ndarray, *, how: str, at: float | None, ties: str,
     seed: int, targets: str = "first", validates: bool = True,
 ) -> Split:  # fmt: skip
-    """The split in which row r of `log` has part[r]; within a user the parts never fall.
+    """The split in which row r of `log` has part[r]; the rows of a user are ordered train, validation, test.
 
-    A user's first validation row is a case with the user's train rows as history, the first test row one with train and
-    validation rows; users without such rows, or without a history, have no case. With targets="all" every validation
-    row of a user is a target of the one case, and so are the test rows. validates: whether there must be such cases.
+    A user's first validation row is the target of a case whose history is the user's train rows; the first test row is
+    the target of a case whose history is the train and validation rows. A user without such a row, or without a
+    history, has no case. With targets="all" every validation row of a user is a target of that user's one case, and
+    likewise every test row. validates: whether a split without validation cases is an error.
     """
     count = [_per_user(part == kind, log) for kind in (TRAIN, VALID, TEST)]
     starts = log.offsets[:-1]
@@ -164,6 +170,6 @@ def from_parts(
 
 
 def _per_user(rows: np.ndarray, log: Histories) -> np.ndarray:
-    """How many of the marked rows each user has."""
+    """int64 [U], the number of marked rows of each user. rows: bool, the marks."""
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows)])
     return before[log.offsets[1:]] - before[log.offsets[:-1]]

@@ -1,6 +1,7 @@
-"""What every reader of interactions shares: the collector that numbers ids and gathers rows.
+"""The collector that every reader of interactions fills: it numbers ids and gathers rows.
 
-A bad row is refused by name, or dropped and counted where that was asked for; nothing here parses, guesses or repairs.
+A bad row raises an error that names it or, where the caller asked for that, is dropped and counted. Nothing here
+parses, guesses or repairs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from fastcl.recsys.data.reports import Tally
 
 
 class Fault(NamedTuple):
-    """Why a row is refused: its place (a line, or a row of a table), a reason to count by and the whole story."""
+    """Why a row is bad. place: its line, or its row in a table. reason: a few words by which faults are counted.
+    message: the reason with the values of this row.
+    """
 
     place: int
     reason: str
@@ -27,14 +30,14 @@ class Fault(NamedTuple):
 
 @dataclass
 class Log:
-    """Rows of a source in its order, by number: users and items in order of first appearance, from 0."""
+    """The rows of a source in its order. Users and items are numbered from 0 in order of first appearance."""
 
     users: tuple[str, ...]
     items: tuple[str, ...]
     user: np.ndarray  # int64 [P]
     item: np.ndarray  # int64 [P]
     time: np.ndarray | None  # int64 or float64 [P]
-    below: np.ndarray | None  # int16 [P], nanoseconds behind the microseconds of `time`, which order equal times
+    below: np.ndarray | None  # int16 [P], nanoseconds beyond the microseconds of `time`, which order equal times
     part: np.ndarray  # int8 [P], the number of the source that the row came from
     tally: Tally
     look_missing: int
@@ -42,7 +45,7 @@ class Log:
 
 @dataclass
 class Collector:
-    """Takes rows piece by piece, refuses or drops the bad ones, and numbers the ids of the others."""
+    """Takes rows piece by piece, refuses or drops bad rows, and numbers the ids of good rows."""
 
     timed: bool
     options: Options
@@ -61,7 +64,7 @@ class Collector:
         self._missing: tuple[set[int], set[int]] = (set(), set())
 
     def start(self, source: str, format: str, encoding: str, where: Callable[[int], str]) -> None:
-        """The next source; `where` names a place in it."""
+        """Begins the next source; `where` turns a place in it into words for a message."""
         tally = self.tally
         tally.source = f"{tally.source}, {source}" if tally.source else source
         tally.format, tally.encoding, self._where = format, encoding, where
@@ -74,7 +77,7 @@ class Collector:
         times: list[str] | np.ndarray | None,
         faults: Sequence[Fault] = (),
     ) -> None:
-        """One piece: rows in order with the place of each, and the faults of what never became a row."""
+        """Adds one piece: its rows in order with the place of each, and the faults of records that make no row."""
         values, below, bad = (None, None, {}) if times is None else self._clock.read(times)
         self.tally.rows_read += len(users) + len(faults)
         fresh = [set(names).difference(known) for names, known in zip((users, items), self._numbers, strict=True)]
@@ -108,7 +111,7 @@ class Collector:
         self._parts.append(np.full(len(users), self.part, np.int8))
 
     def finish(self) -> Log:
-        """Everything gathered. Raises ValueError where no row is left."""
+        """All gathered rows. Raises ValueError where no good row was added."""
         user, item = (np.concatenate(column) if column else np.zeros(0, np.int64) for column in self._columns)
         if not len(user):
             raise ValueError(f"{self.tally.source}: no interactions in it" + self._because())
@@ -122,7 +125,7 @@ class Collector:
         return Log(users, items, user, item, time, below if below.any() else None, part, self.tally, looking)
 
     def _because(self) -> str:
-        """The reasons by number, and an example of the most frequent one: it is the one to mend first."""
+        """Why no row is left: the reasons with their counts, and an example of the most frequent one."""
         dropped = sorted(self.tally.dropped.items(), key=lambda each: -each[1])
         if not dropped:
             return ""

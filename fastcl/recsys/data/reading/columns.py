@@ -28,7 +28,7 @@ _NARROW = ("float16", "float32", "halffloat", "float", "bfloat16")  # "float" is
 
 
 def reader(table: Any, options: Options) -> Reader:
-    """The reader of a table; its columns are looked up here, its rows are not read."""
+    """The reader of a table. This function looks up the columns and reads no rows."""
     of_files = {name: (getattr(options, name), field.default) for name, field in Form.__dataclass_fields__.items()}
     del of_files["missing"]
     refuse_unused(of_files, "a table in memory has none")
@@ -54,25 +54,25 @@ def refuse_narrow(array: np.ndarray, option: str) -> None:
 
 
 def names(table: Any) -> list[Any]:
-    """The column names of a table, as it has them; none where it is no table."""
-    fields = getattr(getattr(table, "dtype", None), "names", None)  # of a structured array
+    """The column names of a table, of whatever type; an empty list where `table` is no table."""
+    fields = getattr(getattr(table, "dtype", None), "names", None)  # a structured array of NumPy
     if fields is not None:
         return [*fields]
     if isinstance(table, Mapping):
         return [*table]
     if type(table).__name__ == "LazyFrame":
         return [*table.collect_schema().names()]
-    # pyarrow's `columns` are the columns themselves.
+    # `column_names` comes first: the `columns` of pyarrow are the columns themselves, not their names.
     return list(getattr(table, "column_names", getattr(table, "columns", ())))
 
 
 def collected(table: Any, wanted: list[str] | None = None) -> Any:
-    """A lazy frame of polars computed, where it has them only its columns `wanted`; every other table as it is."""
+    """A lazy frame of polars, computed (only its columns `wanted` where it has them all); any other table as it is."""
     if type(table).__name__ != "LazyFrame":
         return table
     known = table.collect_schema().names()
     if wanted is not None and not set(wanted) <= set(known):
-        return table.head(0).collect()  # for its names: a column is missing
+        return table.head(0).collect()  # a column is missing; the names suffice to say which
     return table.select(known if wanted is None else wanted).collect()
 
 
@@ -92,24 +92,24 @@ def array_of(values: Any, option: str) -> np.ndarray:
     if isinstance(values, list | tuple):  # np.asarray would turn [1, None] or [2**60, 0.5] into other values
         return _objects(values)
     kind = str(getattr(values, "dtype", getattr(values, "type", ""))).lower()
-    if getattr(getattr(values, "dtype", None), "tz", None) is not None:  # of pandas: the same moments in UTC
+    if getattr(getattr(values, "dtype", None), "tz", None) is not None:  # pandas; NumPy takes the moments in UTC
         return np.asarray(values, f"datetime64[{values.dtype.unit}]")
-    if kind.endswith("int128"):  # of polars; NumPy has none
+    if kind.endswith("int128"):  # a type of polars that NumPy lacks
         return _objects(values.to_list())
     try:
         array = np.asarray(values)
-    except Exception as error:  # of any kind: that of the library which holds the column
+    except Exception as error:  # each library raises errors of its own types
         got = f"{type(values).__name__} ({error})"
         raise TypeError(f"{option}: expected a column of texts, numbers or dates, got {got}") from error
     if array.ndim != 1:
         got = f"one of shape {list(array.shape)}" if array.ndim else type(values).__name__
-        raise TypeError(f"{option}: expected a column of one value a row, got {got}")
+        raise TypeError(f"{option}: expected a column of one value per row, got {got}")
     if any(kind.partition("[")[0] == narrow for narrow in _NARROW):
         return array.astype(np.float16 if "16" in kind or "half" in kind else np.float32)
     floats = array.dtype.kind == "f" and ("float" in kind or "double" in kind)
     if not isinstance(values, np.ma.MaskedArray) and (array.dtype.kind in "iuM" or floats):
         return array
-    # Integers with missing values have become floats here, and a mask is gone: their own lists have neither fault.
+    # np.asarray turns integers with missing values into floats and loses a mask; the column's own list does neither.
     to_list = next(
         getattr(values, name) for name in ("to_pylist", "to_list", "tolist", "__iter__") if hasattr(values, name)
     )
@@ -150,7 +150,7 @@ def add_rows(arrays: Mapping[str, np.ndarray], begin: int, collector: Collector)
 
 
 def _texts(values: np.ndarray) -> list[Any]:
-    """`text_of` each; the usual columns, all texts or all whole numbers, at once."""
+    """`text_of` each value. Columns of texts alone or of whole numbers alone are converted in one call."""
     listed = values.tolist()
     if values.dtype.kind in "iu":
         return list(map(str, listed))
@@ -158,9 +158,10 @@ def _texts(values: np.ndarray) -> list[Any]:
 
 
 def text_of(value: Any) -> str | None:
-    """An id as text: whole numbers without a point, "" where it is missing, None where its type or size makes no id.
+    """An id as text: whole numbers without a point, "" for a missing value, None where the value cannot be an id.
 
-    A float from 2**53 on is no id, since it stands for several whole numbers; nor is a float of fewer bits than 64.
+    A float of 2**53 or more cannot be an id, since it stands for several whole numbers; nor can a float of fewer than
+    64 bits.
 
     >>> [text_of(value) for value in (1, 1.0, "1", float("nan"), None, -7, b"x", 2.0**53)]
     ['1', '1', '1', '', '', '-7', None, None]
@@ -173,7 +174,7 @@ def text_of(value: Any) -> str | None:
         return None
     if isinstance(value, int | np.integer):
         return str(int(value))
-    if isinstance(value, float):  # np.float64 too
+    if isinstance(value, float):  # np.float64 is a subclass
         if abs(value) >= EXACT:
             return None
         return str(int(value)) if value.is_integer() else repr(float(value))
@@ -191,7 +192,7 @@ def _no_id(option: str, value: Any) -> tuple[str, str]:
 
 
 def ids(array: np.ndarray, option: str) -> list[str]:
-    """A whole column of ids; ValueError where one is none."""
+    """The texts of a whole column of ids; ValueError where a value cannot be an id."""
     refuse_narrow(array, option)
     texts = []
     for value in array.tolist():
@@ -214,13 +215,13 @@ def cell_of(value: Any) -> str | list[str]:
 
 
 def _missing(value: Any) -> bool:
-    """None, NaN, NaT and pandas' NA, which answers no comparison."""
+    """Whether a value is None, NaN, NaT or pandas' NA, whose comparisons have no truth value."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     if isinstance(value, np.datetime64):
         return bool(np.isnat(value))
     if isinstance(value, Decimal):
-        return value.is_nan()  # math.isnan refuses one that signals
+        return value.is_nan()  # math.isnan raises for a signalling NaN
     return isinstance(value, float | np.floating) and math.isnan(value)
 
 
@@ -239,5 +240,5 @@ def _time_text(value: Any) -> str:
         return value.isoformat()
     if isinstance(value, np.datetime64):
         return str(value.astype("datetime64[ns]"))
-    # The text of a narrower float would be taken for a number that it is not.
+    # str() of a float of fewer than 64 bits reads as another number; repr() shows its type and is refused as a time.
     return repr(value) if isinstance(value, bool | np.bool_) or type(value).__name__ in _NARROW else str(value)

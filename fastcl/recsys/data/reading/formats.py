@@ -1,7 +1,6 @@
-"""How files are written: the options that say so, and what the name of a file tells where they are silent.
+"""How files are written: the options that say so, and what a file's name tells where an option is not given.
 
-One table of formats serves the log and the item features. Nothing here opens a file, except to say in a refusal what
-the file looks like.
+One table of formats serves the log and the item features. A file is opened only to say in an error what it looks like.
 """
 
 from __future__ import annotations
@@ -37,7 +36,9 @@ _OTHERS = {
 
 
 class Format(NamedTuple):
-    """delimiter: between fields; None: lines of `user item item ...`, or no text. typed: the header is `name:type`."""
+    """delimiter: the separator of fields; None for lines of `user item item ...` and for formats that are no text.
+    typed: whether the header holds `name:type`.
+    """
 
     delimiter: str | None
     quoted: bool = True
@@ -55,7 +56,7 @@ FORMATS = {
 
 
 class Dialect(NamedTuple):
-    """How one file is read: a format with its options. quote: "" where quotes are characters like any other."""
+    """How one file is read: a format and its options. quote: "" where a quote is a character like any other."""
 
     name: str
     delimiter: str | None
@@ -65,7 +66,7 @@ class Dialect(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """How a file is written, checked; what each option means is in `Interactions.read`."""
+    """How a file is written. The values are checked here; `Interactions.read` says what each option means."""
 
     format: str | None = None
     delimiter: str | None = None
@@ -101,7 +102,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Options(Form):
-    """The reading options of `Interactions.read`, checked."""
+    """The reading options of `Interactions.read`. The values are checked here."""
 
     user: str = "user"
     item: str = "item"
@@ -127,8 +128,8 @@ class Options(Form):
 
 
 def is_parquet(path: Path, form: Form, prefix: str = "") -> bool:
-    """Whether `path` is a Parquet file or a folder of them, by the options and then by its name; ValueError where it is
-    and an option says how text is written.
+    """Whether `path` is a Parquet file or a folder of Parquet files: the options decide, else the name. ValueError
+    where it is one and an option of text files is given.
     """
     named = form.format or (None if form.delimiter is not None else named_format(path))
     if named != "parquet" and not path.is_dir():
@@ -137,16 +138,17 @@ def is_parquet(path: Path, form: Form, prefix: str = "") -> bool:
         raise ValueError(f"{prefix}format: expected 'parquet' for a folder, got {form.format!r} ({path})")
     of_texts = ("delimiter", "columns", "encoding", "quote")
     given = {f"{prefix}{name}": (getattr(form, name), getattr(Form, name)) for name in of_texts}
-    if prefix:  # those of the log, which may be text
+    if prefix:  # the encoding and the quote of item features are those of the log, which may be text
         del given[f"{prefix}encoding"], given[f"{prefix}quote"]
     refuse_unused(given, f"a Parquet file has none ({path})")
     return True
 
 
 def dialect_of(path: Path, form: Form, prefix: str = "") -> Dialect:
-    """How the file is read, by the options and then by its name; ValueError where they contradict or do not tell.
+    """How the file is read: the options decide, else its name. ValueError where they contradict each other or where
+    neither tells.
 
-    prefix: of the options' names in messages, "item_" for the item features beside a log.
+    prefix: what error messages put before the options' names: "item_" for the item features of a log.
     """
     name = form.format or _by_name(path, form, prefix)
     delimiter, quoted, typed = FORMATS[name]
@@ -164,7 +166,7 @@ def dialect_of(path: Path, form: Form, prefix: str = "") -> Dialect:
 
 def _by_name(path: Path, form: Form, prefix: str) -> str:
     if form.delimiter is not None:
-        return "csv"  # or what `delimiter` makes of it
+        return "csv"  # `dialect_of` replaces the comma by the delimiter that was given
     suffix, found = _suffix(path), named_format(path)
     if suffix in _OTHERS:
         raise ValueError(f"{prefix}format: {path}: {_OTHERS[suffix]}")
@@ -182,12 +184,12 @@ def _suffix(path: Path) -> str:
 
 
 def named_format(path: Path) -> str | None:
-    """The format that the name of a file tells, if any."""
+    """The format that the name of a file tells, or None."""
     return _SUFFIXES.get(_suffix(path))
 
 
 def refuse_unused(given: dict[str, tuple[Any, Any]], reason: str) -> None:
-    """given: option -> (its value, its default); ValueError for one that is set and would mean nothing."""
+    """ValueError for an option that is set and would have no effect. given: option -> (its value, its default)."""
     for option, (value, default) in given.items():
         if value != default:
             raise ValueError(f"{option}: {reason}, got {value!r}")

@@ -1,4 +1,4 @@
-"""What a file looks like, for the refusal of one that is read as something else. A guess never decides how to read."""
+"""What a file looks like, for errors about a file that cannot be read as asked. A guess never decides how to read."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fastcl.recsys.data.reading.header import are_names, named, separator_of
 from fastcl.recsys.data.reading.opening import open_text
 
 SAMPLE = 1000  # lines
-_ROWS = 5  # lines of as many words each, from which on they look like a table
-_WIDEST = 8  # words of a line of such a table
+_ROWS = 5  # so many lines with equally many words look like a table
+_WIDEST = 8  # the most words that a line of such a table may have
 _NAMES = frozenset(
     {"user", "userid", "uid", "session", "sessionid", "visitorid", "item", "itemid", "iid", "sku", "movieid",
      "productid", "artistid", "songid", "time", "timestamp", "rating"}
@@ -19,7 +19,7 @@ _NAMES = frozenset(
 
 
 def looks_like(path: Path, encoding: str, prefix: str) -> str | None:
-    """What the first line of a regular file says of its separator; None where it says nothing."""
+    """What the first line of a regular file tells about its separator, in words; None where it tells nothing."""
     if not path.is_file():
         return None
     with open_text(path, encoding) as (text, _):
@@ -32,10 +32,11 @@ def looks_like(path: Path, encoding: str, prefix: str) -> str | None:
 
 
 def not_sequences(lines: Sequence[str]) -> str | None:
-    """Why these lines, the first of a file, are a table and not `user item item ...`; None where they may be sequences.
+    """Why the first lines of a file are a table and not `user item item ...`; None where they may be sequences.
 
-    A table has one of , ; | :: in every line; or two tabs or more, equally many in each; or from 3 to 8 words, equally
-    many in each of 5 lines or more; or a first line of names. Pairs of words (`user item`) are sequences.
+    Lines are a table where every one holds one of , ; | ::, where every one holds the same number of tabs (2 or more),
+    where 5 lines or more hold the same number of words (3 to 8), or where the first one holds column names. Pairs of
+    words (`user item`) are sequences.
 
     >>> not_sequences(["1\\t2\\t5", "1\\t3\\t5"])
     'every line has 3 fields between tabs: format="tsv" (--format tsv)'

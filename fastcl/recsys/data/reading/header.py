@@ -1,6 +1,6 @@
-"""The line of column names of a table: what it must look like, and which column an option means.
+"""The header of a table, which is its line of column names: how it is read, and which column an option means.
 
-Every refusal says what the file has, and what was probably meant.
+Every error says what the file holds and which option probably mends it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from fastcl.recsys.data.reading.times import unit_of
 
 _ATOMIC_TYPES = ("token", "float", "token_seq", "float_seq")
 _FORMATS = {",": "csv", "\t": "tsv", ";": "semicolon"}
-_SHOWN = 20  # columns that a refusal names
-_SEPARATORS = ("\t", "::", "|", ";", ",")  # the rarer in ids, the earlier
+_SHOWN = 20  # columns that an error lists
+_SEPARATORS = ("\t", "::", "|", ";", ",")  # the rarest in ids comes first
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ,].*)?|[A-Z][a-z]{2} [A-Z][a-z]{2} \d\d .*")
 
 
 def atomic(path: Path, header: list[str]) -> list[str]:
-    """The names of a RecBole file, whose header is `name:type`, without their types."""
+    """The column names of a RecBole file, whose header holds `name:type`, without the types."""
     untyped = [cell for cell in header if cell.rpartition(":")[2] not in _ATOMIC_TYPES or not cell.rpartition(":")[0]]
     if untyped:
         types = "|".join(_ATOMIC_TYPES)
@@ -46,8 +46,7 @@ def say(option: str, value: str | Sequence[str]) -> str:
 
 
 def separator_of(line: str) -> str | None:
-    """What most likely stands between the fields of a line: the sign that occurs most often outside quotes, or spaces;
-    None where it is one word.
+    """The likely separator of a line: the sign that occurs most often outside quotes, else a space; None for one word.
 
     >>> separator_of("1::1193::5"), separator_of('"a;b";"c,d"'), separator_of("1 2 3"), separator_of("word")
     ('::', ';', ' ', None)
@@ -58,14 +57,14 @@ def separator_of(line: str) -> str | None:
 
 
 def named(separator: str, prefix: str = "") -> str:
-    """The option that names a separator."""
+    """The option that names a separator, as an error shows it."""
     if separator in _FORMATS:
         return say(f"{prefix}format", _FORMATS[separator])
     return say(f"{prefix}delimiter", separator)
 
 
 def are_names(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
-    """Whether the fields of a first line look like column names: none is a number, and the fields below one all are."""
+    """Whether the first line looks like column names: no field is a number, but all fields below one of them are."""
     if not others or any(map(_is_value, first)):
         return False
     below = zip(*(row for row in others if len(row) == len(first)), strict=True)
@@ -73,7 +72,7 @@ def are_names(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
 
 
 def column_of(where: Path | str, header: Sequence[str], option: str, name: str, prefix: str = "") -> int:
-    """The position of the column `name`; ValueError that helps where there is none, or several."""
+    """The position of the column `name`; ValueError with a hint where no column or several columns have that name."""
     if header.count(name) == 1:
         return header.index(name)
     if name in header:
@@ -91,7 +90,7 @@ def column_of(where: Path | str, header: Sequence[str], option: str, name: str, 
             f"{where}: no {option} column {name!r}; the first line looks like data ({found}): "
             f"expected a line of column names first, or a name for each field, perhaps {columns}{timeless}"
         )
-    taken = {"", "_", "user", "item", "time"}  # what other options mean, and what nothing reads
+    taken = {"", "_", "user", "item", "time"}  # columns of other options, and columns that are skipped
     lower = {column.lower(): column for column in reversed(header) if column not in taken and column.isprintable()}
     near = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.5)]
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
@@ -102,8 +101,8 @@ def column_of(where: Path | str, header: Sequence[str], option: str, name: str, 
 
 
 def _by_position(row: Sequence[str]) -> list[str]:
-    """A guess at what the fields of a row of data are, for a refusal to show: the time is a date or else the last
-    number that is one of 1980 to 2100, the user and the item are the first two of the others.
+    """A guess at the columns of a row of data, for an error to show. The time is a date, else the last number that is
+    a time between 1980 and 2100; the user and the item are the first two other fields.
 
     >>> _by_position(["1", "1193", "5", "978300760"]), _by_position(["u", "2014-04-07T10:51:09Z", "i", "0"])
     (['user', 'item', '_', 'time'], ['user', 'time', 'item', '_'])
@@ -116,7 +115,7 @@ def _by_position(row: Sequence[str]) -> list[str]:
 
 
 def _is_value(cell: str) -> bool:
-    """A number or a date, which no column is named."""
+    """Whether a cell is a number or a date, which no column has as its name."""
     return _is_number(cell) or _DATE.fullmatch(cell) is not None
 
 

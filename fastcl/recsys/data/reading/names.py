@@ -1,9 +1,9 @@
-"""What columns of users, items and times are called in public data and by other libraries, so that a header is read
-without being told.
+"""The names that public data and other libraries give to the columns of users, items and times. A file with such names
+is read without column options.
 
-The names are those of MovieLens, Amazon reviews, Yoochoose, Diginetica, RetailRocket, Steam, Yelp, Last.fm, Gowalla,
-Foursquare, Book-Crossing, H&M, Instacart and Netflix, and of RecBole, RecTools, Microsoft's recommenders, Spark's ALS
-and Surprise. Upper case, spaces, dots, hyphens and underscores do not matter: "User-ID" is "userid".
+Data: MovieLens, Amazon reviews, Yoochoose, Diginetica, RetailRocket, Steam, Yelp, Last.fm, Gowalla, Foursquare,
+Book-Crossing, H&M, Instacart and Netflix. Libraries: RecBole, RecTools, Microsoft's recommenders, Spark's ALS and
+Surprise. Upper case, spaces, dots, hyphens and underscores do not matter: "User-ID" is "userid".
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ ALIASES: dict[str, frozenset[str]] = {
         """
     ),
 }
-# The names of RecBole's .inter files, which win there over others.
+# The names that RecBole gives these columns in .inter files, where they win over the other names.
 ATOMIC = {"user": "user_id", "item": "item_id", "time": "timestamp"}
 
 
 def recognised(
     where: Path | str, header: Sequence[str], columns: Mapping[str, str], first: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """`columns` (user, item, time -> name), where a name that is the option's own default and in no column of the
-    header has become the one column that is called so elsewhere.
+    """`columns` (user, item, time -> name), with default names replaced by recognised columns.
 
-    first: names that win over others. Raises ValueError where several columns may be meant.
+    A name is replaced where it is the option's default, the header lacks it, and one column has a name from `ALIASES`.
+    first: option -> a name that wins over the others. Raises ValueError where several columns may be meant.
 
     >>> recognised("log.csv", ["userId", "movieId", "rating"], {"user": "user", "item": "item"})
     {'user': 'userId', 'item': 'movieId'}

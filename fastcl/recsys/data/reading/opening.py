@@ -1,5 +1,5 @@
-"""Opens a file as text: compressed or not, whatever its name says, in the encoding that was named, read once and in
-order, so that a pipe will do.
+"""Opens a file as text in a given encoding. The first bytes, not the name, tell whether it is compressed. The file is
+read once and in order, so it may be a pipe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from fastcl.recsys.data.reading.header import say
 
 _PACKED = {b"\x1f\x8b": ".gz", b"\xfd7zXZ\x00": ".xz", b"BZh": ".bz2", b"\x28\xb5\x2f\xfd": ".zst"}
-# UTF-32's mark begins with that of UTF-16.
+# UTF-32 stands before UTF-16: its mark begins with that of UTF-16.
 _MARKS = {
     b"\xff\xfe\x00\x00": "utf-32", b"\x00\x00\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16",
 }  # fmt: skip
@@ -29,7 +29,7 @@ _NO_TEXT = {
 
 
 class _Ahead(io.RawIOBase):
-    """A stream whose first bytes have been looked at; it need not be able to go back."""
+    """A stream that gives its first bytes again after they were looked at, without seeking."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -47,7 +47,7 @@ class _Ahead(io.RawIOBase):
 
 @contextmanager
 def open_text(path: Path, encoding: str) -> Iterator[tuple[Iterator[str], str]]:
-    """The lines of a file, line ends as they are, and a note on its encoding; undecodable bytes become U+DC80..DCFF."""
+    """The lines of a file with their line ends, and a note on its encoding. Undecodable bytes become U+DC80..U+DCFF."""
     packed = path.suffix.lower()
     try:
         with ExitStack() as stack:
@@ -66,7 +66,7 @@ def open_text(path: Path, encoding: str) -> Iterator[tuple[Iterator[str], str]]:
             yield chain([first] * bool(first), text), encoding + " with a byte order mark" * marked
     except (OSError, lzma.LZMAError, zlib.error, EOFError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the system's; gzip and bz2 raise some without a number for data that is none of theirs
+            raise  # an error of the system; gzip and bz2 raise errors without a number for data they cannot unpack
         raise ValueError(f"{path}: damaged or not a {packed} file ({error})") from error
     except UnicodeError as error:
         raise ValueError(f"{path}: cannot be read as {encoding} ({error})") from error
@@ -90,7 +90,7 @@ def _unpacked(stream: Any, packed: str, path: Path) -> Any:
 
 
 def _refuse_no_text(path: Path, start: bytes, encoding: str) -> None:
-    """Bytes that no file of text in this encoding begins with."""
+    """ValueError where no text in this encoding begins with these bytes."""
     for magic, what in _NO_TEXT.items():
         if start.startswith(magic):
             raise ValueError(f"{path}: looks like {what}, expected text: unpack or convert it, or pass a data frame")
@@ -100,6 +100,6 @@ def _refuse_no_text(path: Path, start: bytes, encoding: str) -> None:
         if start.startswith(mark):
             shown = name.upper()
             raise ValueError(f"{path}: looks like {shown}, not {encoding.upper()}: name its {say('encoding', name)}")
-    if start.count(0) > 1:  # a single one costs its row
+    if start.count(0) > 1:  # a single zero byte makes only its row bad
         other = say("encoding", "utf-16-le")
         raise ValueError(f"{path}: holds zero bytes: is it no text, or of another encoding ({other}, perhaps)?")

@@ -1,8 +1,8 @@
-"""Reads Parquet: a file, or a folder of parts as Spark, Dask and Ray write them, also one folder a day.
+"""Reads Parquet: a file, or a folder of parts as Spark, Dask and Ray write them, in subfolders or not.
 
-Rows come in the order of the files, files in that of their paths, numbers in names by their size. All parts must agree
-in the kind of each column that is read: pyarrow would cast one silently to that of another, so that the texts "07" and
-"7" become one number. Nothing here numbers ids or judges rows.
+Files are read in the order of their paths, in which part.2 precedes part.10. All parts must hold the same kind of
+values in each column that is read: pyarrow would silently cast one kind to another, so that the texts "07" and "7"
+become one number. Nothing here numbers ids or judges rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEXT, WHOLE, DATES, ZONED = "text", "whole numbers", "dates", "dates with a zone
 _OF_IDS = (TEXT, WHOLE, "double", "decimal")
 _OF_TIMES = (TEXT, WHOLE, "double", DATES, ZONED)
 _NARROW = ("float", "halffloat")
-# What stands in a folder of parts whose rows only the table's own log tells: some of them are no longer in the table.
+# Files of table formats whose own log tells which Parquet files count. Deleted rows may still stand in the others.
 _TABLE_LOGS = ("_delta_log", ".hoodie", "metadata/version-hint.text")
 
 
@@ -39,16 +39,16 @@ def require_pyarrow() -> Any:
 
 
 def reader(path: Path, options: Options) -> Reader:
-    """The reader of a file or folder; nothing of it is opened."""
+    """The reader of a file or folder. This function opens no file."""
     require_pyarrow()
     return Reader(bool(options.time), partial(_read, path, options))
 
 
 def parts(path: Path) -> list[Path]:
-    """The files of a folder, or the one file. What begins with _ or . is none of them, as with Spark.
+    """The Parquet files of a folder, or the one file. Names that begin with _ or . are skipped, as Spark does.
 
-    Raises ValueError where there are none, where other files lie among them, or where the folder does not tell by its
-    files alone which rows count.
+    Raises ValueError where the folder holds no Parquet file, holds other files too, or belongs to a table format whose
+    log decides which rows count.
     """
     if not path.is_dir():
         if path.exists() and not path.is_file():
@@ -71,13 +71,13 @@ def parts(path: Path) -> list[Path]:
 
 
 def _natural(name: Path) -> list[str | int]:
-    """part.2 before part.10: Dask writes no zeros in front."""
+    """A sorting key with part.2 before part.10: Dask writes numbers without leading zeros."""
     return [int(piece) if piece.isdecimal() else piece for piece in re.split(r"(\d+)", str(name))]
 
 
 @contextmanager
 def opened(file: Path) -> Iterator[Any]:
-    """A pyarrow.parquet.ParquetFile; ValueError that names the file where it is damaged, also in the middle of it."""
+    """A pyarrow.parquet.ParquetFile. Damage that shows while it is open is a ValueError that names the file."""
     arrow = require_pyarrow()
     try:
         with arrow.parquet.ParquetFile(file) as found:
@@ -125,7 +125,7 @@ def _arrays(batch: Any, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _checked(file: Path, schema: Any, option: str, name: str, options: Options) -> str:
-    """The kind of a column; ValueError where the file lacks it or it is of no use as `option`."""
+    """The kind of a column; ValueError where the file lacks the column or its values cannot serve as `option`."""
     column_of(file, schema.names, option, name)
     kind = _kind(schema.field(name).type)
     if kind in _NARROW:
@@ -140,7 +140,7 @@ def _checked(file: Path, schema: Any, option: str, name: str, options: Options) 
 
 
 def _kind(type: Any) -> str:
-    """What the values of a column are, whatever their width and encoding."""
+    """The kind of a column's values, whatever their width and encoding."""
     types = require_pyarrow().types
     if types.is_dictionary(type):
         type = type.value_type

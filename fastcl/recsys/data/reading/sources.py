@@ -1,5 +1,4 @@
-"""Reads interactions from whatever holds them: text (textfiles.py), Parquet (parquet.py), tables in memory
-(columns.py), one or several."""
+"""Reads sources of interactions: text (textfiles.py), Parquet (parquet.py), tables in memory (columns.py)."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ from fastcl.recsys.data.reading import columns, parquet, textfiles
 from fastcl.recsys.data.reading.collector import Collector, Log, Reader
 from fastcl.recsys.data.reading.formats import Options, is_parquet
 
-Source = str | Path | Mapping[str, Any] | Any  # the last: a data frame, known by its `columns`
+Source = str | Path | Mapping[str, Any] | Any  # Any: a data frame of any library
 
 
 def read_log(sources: Sequence[Source], options: Options) -> Log:
-    """The rows of all sources, one behind the other, as parts 0, 1, ... of one log. Options are checked first."""
+    """The rows of all sources, one source after the other, as parts 0, 1, ... of one log. Checks all options first."""
     readers = [reader(source, options) for source in sources]
     if len({each.timed for each in readers}) > 1:
         raise ValueError("sources: expected that all have times or none has, got both")

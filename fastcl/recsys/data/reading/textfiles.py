@@ -1,6 +1,6 @@
-"""Reads interaction files, tables and sequences, in pieces.
+"""Reads text files of interactions, which are tables or sequences, in pieces.
 
-Every bad row gets its line; what happens to it is the collector's business.
+This module finds the line of every bad row; the collector decides what happens to the row.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fastcl.recsys.data.reading.opening import open_text
 _DEFAULTS = {"user": "user", "item": "item", "time": "time"}
 _PIECE = 1 << 16  # lines
 _LINE_ENDS = ("\n", "\r")
-_UNDECODED = re.compile("[\0\udc80-\udcff]")  # bytes that the encoding has no meaning for, and zeros
+_UNDECODED = re.compile("[\0\udc80-\udcff]")  # zero bytes, and bytes without a meaning in the encoding
 _EXCEL = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)  # a first line that names the separator
 _SKIPPED = ("", "_")  # names of columns that are not read
 
 
 def reader(path: Path, options: Options) -> Reader:
-    """The reader of one file; its options are checked, the file is not opened."""
+    """The reader of one file. This function checks the options and does not open the file."""
     dialect = dialect_of(path, options)
     columns = {"user": options.user, "item": options.item, "time": options.time or ""}
     if dialect.delimiter is None:
@@ -45,7 +45,7 @@ def reader(path: Path, options: Options) -> Reader:
 
 
 class Table(NamedTuple):
-    """A table that is open, behind its header: the column names, the line that comes next, and the lines."""
+    """An open table whose header is read: the column names, the number of the next line, and the lines."""
 
     header: list[str]
     first: int
@@ -57,7 +57,7 @@ class Table(NamedTuple):
 
 @contextmanager
 def open_table(path: Path, form: Form, prefix: str = "") -> Iterator[Table]:
-    """A table file, opened and its header read; prefix: of the options' names in messages."""
+    """Opens a table file and reads its header. prefix: what error messages put before the options' names."""
     dialect = dialect_of(path, form, prefix)
     with open_text(path, form.encoding) as (text, note):
         start = list(islice(text, 1))
@@ -77,7 +77,7 @@ def open_table(path: Path, form: Form, prefix: str = "") -> Iterator[Table]:
 
 
 def _header(path: Path, text: Iterator[str], first: int, dialect: Dialect, prefix: str) -> tuple[list[str], int]:
-    """The column names, and the line behind them."""
+    """The column names, and the number of the line after them."""
     used: list[str] = []
     try:
         row = next((row for row in _rows(_remember(text, used), dialect) if row), None)
@@ -98,7 +98,7 @@ def _remember(lines: Iterator[str], used: list[str]) -> Iterator[str]:
 
 
 def _check_columns(path: Path, sample: list[str], header: list[str], dialect: Dialect, prefix: str) -> None:
-    """Refuses `columns` that are not as many as the fields of the first row, or stand beside a header."""
+    """ValueError where `columns` differ in number from the fields of the first row, or where the file has a header."""
     rows = []
     with suppress(csv.Error):  # a bad row is refused, or counted, where it is read
         for row in _rows(iter(sample), dialect):
@@ -116,7 +116,7 @@ def _check_columns(path: Path, sample: list[str], header: list[str], dialect: Di
 
 
 def _rows(lines: Iterator[str], dialect: Dialect) -> Iterator[list[str]]:
-    """The fields of each record; none of a blank line."""
+    """The fields of each record; an empty list for a blank line."""
     if dialect.quote:
         with _long_fields():
             yield from csv.reader(lines, **_csv(dialect))
@@ -131,7 +131,7 @@ def _csv(dialect: Dialect) -> dict[str, Any]:
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Fields of any length: the limit belongs to the whole process, so it is put back."""
+    """Allows fields of any length inside the block. The limit of csv holds for the whole process, so it is restored."""
     before = csv.field_size_limit(2**31 - 1)
     try:
         yield
@@ -147,7 +147,7 @@ def _fields(line: str, delimiter: str | None) -> list[str]:
 
 
 class Piece(NamedTuple):
-    """Some records: the line of each and the columns, the faults of what is none, and how many lines they took."""
+    """Some records: the line of each, the columns, the faults of bad records, and how many lines were read."""
 
     lines: Sequence[int]
     columns: list[list[str]]
@@ -158,7 +158,7 @@ class Piece(NamedTuple):
 
 
 def pieces(table: Table) -> Iterator[Piece]:
-    """The records of a table, which have as many fields each as its header."""
+    """The records of a table, in pieces. A good record has as many fields as the header."""
     rest: list[str] = []
     first = table.first
     while True:
@@ -186,20 +186,22 @@ def _records(lines: list[str], first: int, width: int, dialect: Dialect, final: 
 
 
 def _split(lines: list[str], text: str, width: int, delimiter: str) -> list[list[str]] | None:
-    """The columns of lines that all hold `width` fields, else None. One list of all fields instead of one a row, which
-    keeps the garbage collector out of it: several times faster than line by line."""
+    """The columns of lines that all hold `width` fields, else None.
+
+    One list of all fields is several times faster than one list per line, which makes the garbage collector run.
+    """
     if delimiter == SPACES or width == 1:
         return None
     text = text.replace("\r\n", "\n")
     if "\r" in text or set(map(str.count, lines, repeat(delimiter))) != {width - 1}:
         return None
     fields = text.removesuffix("\n").replace("\n", delimiter).split(delimiter)
-    # Signs of a longer delimiter may meet at a line end, as in "a:" and ":b".
+    # The count shows whether a delimiter of several characters arose across a line end, as from "a:" and ":b".
     return [fields[k::width] for k in range(width)] if len(fields) == width * len(lines) else None
 
 
 def _unquoted(lines: list[str], first: int, width: int, delimiter: str) -> Piece:
-    """Records of a line each, of which some are blank or bad."""
+    """Records of one line each, some of them blank or bad."""
     rows = [_fields(line, delimiter) for line in lines]
     good = [len(row) == width for row in rows]
     faults = [
@@ -212,9 +214,11 @@ def _unquoted(lines: list[str], first: int, width: int, delimiter: str) -> Piece
 
 
 def _quoted(lines: list[str], first: int, width: int, dialect: Dialect, final: bool) -> Piece:
-    """Records of which some are quoted, blank or bad. A bad record costs its first line only: a quote that is never
-    closed must not swallow the rows behind it. Every line is looked at twice at most, since a record that goes wrong
-    ends at the next line with an odd number of quotes."""
+    """Records, some of them quoted, blank or bad.
+
+    A bad record loses its first line only, so that a quote that is never closed does not swallow the rows after it.
+    Every line is read at most twice, since a bad record ends at the next line with an odd number of quotes.
+    """
     places: list[int] = []
     rows: list[list[str]] = []
     faults: list[Fault] = []
@@ -222,7 +226,7 @@ def _quoted(lines: list[str], first: int, width: int, dialect: Dialect, final: b
     taken = len(lines)
     while start < len(lines):
         reader = csv.reader(map(lines.__getitem__, range(start, len(lines))), **_csv(dialect))
-        begin = 0  # line of the record to come, counted from `start`
+        begin = 0  # the line at which the next record begins, counted from `start`
         try:
             for row in reader:
                 if len(row) == width:
@@ -258,7 +262,7 @@ _QUOTE_HINT = '; a quote in an id is doubled inside quotes ("a""b"); quote="" (-
 
 
 def _decoded(piece: Piece, encoding: str) -> Piece:
-    """The same piece without the rows that hold undecodable or zero bytes, which become faults."""
+    """The piece with rows that hold undecodable or zero bytes turned into faults."""
     try:
         zero = False
         for column in piece.columns:
@@ -299,7 +303,7 @@ def _read_table(path: Path, options: Options, columns: dict[str, str], collector
 
 
 def read_columns(path: Path, form: Form | None = None, prefix: str = "") -> dict[str, list[str]]:
-    """All columns of a table file that have a name, by name. Raises ValueError "FILE:LINE: what" at a bad row."""
+    """name -> column, for all named columns of a table file. Raises ValueError "FILE:LINE: what" at a bad row."""
     with open_table(path, form or Form(), prefix) as table:
         cells: list[list[str]] = [[] for _ in table.header]
         for piece in pieces(table):
@@ -315,7 +319,7 @@ def read_columns(path: Path, form: Form | None = None, prefix: str = "") -> dict
 
 
 def _read_sequences(path: Path, options: Options, collector: Collector) -> None:
-    """A user may have several lines: they follow each other."""
+    """Reads lines of `user item item ...`. A user's lines, where there are several, continue one history."""
     with open_text(path, options.encoding) as (text, encoding):
         collector.start(str(path), "sequence", encoding, lambda line: f"{path}:{line}")
         if options.format is None:

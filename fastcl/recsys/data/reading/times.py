@@ -1,8 +1,8 @@
-"""Times of a log: numbers as they are, ISO dates (or those of a strptime format) as Unix seconds, UTC.
+"""Times of a log: numbers as they are, ISO dates (or dates of a strptime format) as Unix seconds, UTC.
 
-Numbers are never shifted or rescaled: whole ones are int64, others the nearest float64. Dates are read to the
-nanosecond; what is kept is the microsecond, the digits below it decide the order only, and their number is told.
-What a text means never depends on the texts beside it, except that a column holds numbers or dates, not both.
+Numbers are never shifted or rescaled: whole numbers are int64, others the nearest float64. Dates are read to the
+nanosecond and kept to the microsecond: finer digits only decide the order, and are counted. What a text means never
+depends on the texts beside it, except that a column holds either numbers or dates.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _ISO = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?)?\s*(Z|UTC|([+-])(\d\d)(?::?(\d\d))?)?",
     re.ASCII,
 )
-_LONGEST = 40  # characters of an ISO date, and then some
-_SHAPES = 8  # of the dates of one length that are read at once
+_LONGEST = 40  # characters; no ISO date is longer
+_SHAPES = 8  # so many shapes of dates of one length are read as arrays, the rest text by text
 _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _WORDS = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-# 1980 to 2100 in seconds: as multiples of it the units are told apart, since they do not overlap.
+# 1980 to 2100 in seconds. The spans of s, ms, us and ns do not overlap, so the size of a time tells its unit.
 _SPAN = (315_532_800, 4_102_444_800)
-EXACT = 2**53  # below it a float64 holds every whole number
+EXACT = 2**53  # a float64 holds every whole number below
 
 Faults = dict[int, tuple[str, str]]
 
 
 class Times(NamedTuple):
-    """One piece of a column. values: int64 or float64, 0 where unreadable. below: int16 nanoseconds behind the
-    microsecond of dates, or None where there are none. faults: index -> (reason, message) of what is unreadable."""
+    """One piece of a column. values: int64 or float64, 0 where unreadable. below: int16, nanoseconds beyond the
+    microsecond of dates; None where all are 0. faults: index -> (reason, message) of each unreadable value."""
 
     values: np.ndarray
     below: np.ndarray | None
@@ -50,18 +50,18 @@ class Times(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A time as text means it; kind None: it is neither a finite number nor a date."""
+    """What a text means as a time; kind is None for a text that is neither a finite number nor a date."""
 
     kind: str | None
     value: int | float = 0  # a number, or microseconds since 1970
-    below: int = 0  # nanoseconds behind the microsecond
+    below: int = 0  # nanoseconds beyond the microsecond
 
 
 class Clock:
     """Reads a column piece by piece; the first readable value decides whether it holds numbers or dates.
 
-    format: of strptime, which all texts of the column follow then; None: numbers and ISO dates.
-    rounded: whole numbers so far that are kept as the nearest float64, because fractions stand beside them.
+    format: a strptime format that all texts of the column follow; None: numbers or ISO dates.
+    rounded: how many whole numbers were rounded to float64, which the column is where it holds fractions too.
     """
 
     def __init__(self, format: str | None = None) -> None:
@@ -92,7 +92,7 @@ class Clock:
         )
 
     def join(self, pieces: Sequence[np.ndarray]) -> np.ndarray:
-        """All pieces as one vector: int64 where every value is whole, else float64."""
+        """All pieces as one vector: int64 where every value is whole, else float64. Dates become seconds."""
         values = np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
         if self.kind == DATE:
             return values // _TICKS if not (values % _TICKS).any() else values / _TICKS
@@ -111,9 +111,9 @@ class Clock:
         missing = np.isnat(column)
         column = np.where(missing, np.zeros(1, column.dtype), column)
         values = column.astype("datetime64[us]")
-        # A unit of microseconds or more has nothing below them, and far from 1970 no nanoseconds.
+        # Only units finer than microseconds have digits below them. Times far from 1970 do not fit nanoseconds.
         fine = np.datetime_data(column.dtype)[0] in ("ns", "ps", "fs", "as")
-        # Years that 64 bits of microseconds do not reach have turned into others.
+        # The conversion wraps around for years that 64 bits of microseconds do not reach.
         beyond = np.zeros(len(column), bool) if fine else values.astype(column.dtype) != column
         below = (column.astype("datetime64[ns]") - values.astype("datetime64[ns]")).astype(np.int16) if fine else None
         ticks = values.astype(np.int64)
@@ -122,7 +122,7 @@ class Clock:
         return Times(ticks, below if below is not None and below.any() else None, faults)
 
     def _gather(self, column: Sequence[str], moments: Sequence[Moment]) -> Times:
-        """What single texts came to; those of the other kind than the first one are faults too."""
+        """The times of single texts. A moment of another kind than the column's first one is a fault too."""
         faults: Faults = {}
         for k, moment in enumerate(moments):
             if moment.kind is None:
@@ -140,7 +140,7 @@ class Clock:
 
 
 def parse(text: str) -> Moment:
-    """One time as a number or an ISO date; spaces around it do not count.
+    """The meaning of one text, a number or an ISO date; spaces around it are ignored.
 
     >>> [tuple(parse(text)) for text in ("1500000000", "1970-01-01T00:00:01Z", "yesterday")]
     [('number', 1500000000, 0), ('date', 1000000, 0), (None, 0, 0)]
@@ -174,7 +174,7 @@ def parse(text: str) -> Moment:
 
 
 def check_format(format: Any) -> None:
-    """Refuses what is no strptime format, or one that does not say the day."""
+    """ValueError for a text that is no strptime format or lacks the day, month or year."""
     if not isinstance(format, str):
         raise TypeError(f"time_format: expected a strptime format such as '%d.%m.%Y %H:%M', got {format!r}")
     day = datetime(2011, 12, 29, 13, 14, 15, tzinfo=timezone.utc)
@@ -211,7 +211,7 @@ def unit_of(times: np.ndarray) -> str | None:
 
 
 def outside(times: np.ndarray, unit: str) -> int:
-    """How many times are not between 1980 and 2100 in that unit: of another unit, or placeholders such as 0.
+    """How many times are not between 1980 and 2100 in that unit: times of another unit, or placeholders such as 0.
 
     >>> outside(np.array([0, 1_500_000_000, 1_500_000_000_000]), "s")
     2
@@ -221,7 +221,7 @@ def outside(times: np.ndarray, unit: str) -> int:
 
 
 def iso(time: float, unit: str) -> str:
-    """The time as text, to the second, UTC; the bare number where it lies beyond the years 1 to 9999.
+    """The time as text, to the second, UTC; the bare number for a year before 1 or after 9999.
 
     >>> iso(1_500_000_000_000, "ms"), iso(10**17, "s")
     ('2017-07-14 02:40:00', '100000000000000000')
@@ -233,9 +233,9 @@ def iso(time: float, unit: str) -> str:
 
 
 def cut(at: Any, times: np.ndarray) -> int | float:
-    """The cut that `at` names, in the unit of `times`: a number as it is, an ISO date by the guessed unit.
+    """The cut that `at` names, in the unit of `times`. A number is taken as it is, an ISO date converted to the unit.
 
-    Raises ValueError where `at` is neither, or a date while the unit of the times is unknown.
+    Raises ValueError where `at` is neither, or is a date while `unit_of` finds no unit for the times.
     """
     text = isinstance(at, int | float | str | np.number) and at is not True
     kind, value, below = parse(str(at)) if text else Moment(None)
@@ -245,13 +245,16 @@ def cut(at: Any, times: np.ndarray) -> int | float:
         raise ValueError(f"at: expected a number in the unit of the times or an ISO date (2017-10-01), got {at!r}")
     unit = unit_of(times)
     if unit is None:
-        raise ValueError(f"at: expected a number, for the times have no unit that a date fits, got {at!r}")
+        raise ValueError(f"at: expected a number, since the times are of no unit that fits a date, got {at!r}")
     scaled = (value * 1000 + below) * _UNITS[unit]
     return scaled // (_TICKS * 1000) if scaled % (_TICKS * 1000) == 0 else scaled / (_TICKS * 1000)
 
 
 def _numbers(column: Sequence[str]) -> np.ndarray | None:
-    """All at once where every entry is a plain number, else None. int() also takes 1_000 and other scripts' digits."""
+    """All numbers at once where every text is a plain number, else None.
+
+    Texts with "_" or beyond ASCII are left to `parse`: int() also takes 1_000 and the digits of other scripts.
+    """
     joined = "".join(column)
     if "_" in joined or not joined.isascii():
         return None
@@ -263,12 +266,12 @@ def _numbers(column: Sequence[str]) -> np.ndarray | None:
         values = np.fromiter(map(float, column), np.float64, len(column))
     except ValueError:
         return None
-    # Beyond 2**53 a whole number beside fractions would be rounded before it can be counted.
+    # Whole numbers beyond 2**53 beside fractions are left to `parse`, which counts those that are rounded.
     return values if np.isfinite(values).all() and not _large(values) else None
 
 
 def _inexact(values: Iterable[int | float]) -> int:
-    """How many whole numbers no float64 equals."""
+    """How many of the values are whole numbers that no float64 equals."""
     return sum(isinstance(value, int) and int(float(value)) != value for value in values)
 
 
@@ -277,10 +280,10 @@ def _large(values: np.ndarray) -> bool:
 
 
 def _dates(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(microseconds, nanoseconds behind them, whether it is a date) of texts that may be ISO dates.
+    """(microseconds, nanoseconds beyond them, whether it is a date) of texts that may be ISO dates.
 
-    Texts of one shape, which differ in their digits alone, are read together. A text that is no date here may be one
-    to `parse`: only the most frequent shapes are looked at.
+    Texts of one shape, which differ in their digits alone, are read together. A text that this function takes for no
+    date may be one to `parse`: this function looks at the first few shapes only.
     """
     count = len(texts)
     ticks, below, good = np.zeros(count, np.int64), np.zeros(count, np.int16), np.zeros(count, bool)
@@ -303,7 +306,7 @@ def _dates(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _of_one_shape(signs: np.ndarray, found: re.Match[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`_dates` of ASCII texts [n, length], whose groups lie where those of `found` do."""
+    """`_dates` of texts of one shape. signs: uint8 [n, length], ASCII; found: the match of one of them."""
 
     def number(group: int) -> np.ndarray:
         begin, end = found.span(group)
