@@ -137,7 +137,8 @@ def test_tables_of_other_kinds() -> None:
     with pytest.raises(TypeError, match=r"item: expected a column of one value per row, got one of shape \[1, 2\]"):
         Interactions.read({"user": ["u"], "item": np.zeros((1, 2))}, time=None)
     for column in ("u", 1, None, iter(["u"]), {"u": 1}.keys()):
-        with pytest.raises(TypeError, match=f"user: expected a column of one value per row, got {type(column).__name__}"):
+        got = type(column).__name__
+        with pytest.raises(TypeError, match=f"user: expected a column of one value per row, got {got}"):
             Interactions.read({"user": column, "item": [1]}, time=None)
     with pytest.raises(TypeError, match="item: expected a column of texts, numbers or dates, got Tensor"):
         Interactions.read({"user": ["u"], "item": torch.zeros(1, dtype=torch.bfloat16)}, time=None)
