@@ -103,7 +103,7 @@ def test_a_dense_gradient_is_a_step_of_adam(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_row_at_rest_must_come_to_a_stop() -> None:
     table = RowTable(3, 2, std=0.1)
     with (
-        pytest.raises(ValueError, match=r"betas: expected the first below the root of the second, got 0\.9, 0\.5"),
+        pytest.raises(ValueError, match=r"betas: expected 0 < beta1 < beta2, got 0\.9 and 0\.5"),
         RowAdam(table.parameters(), 1e-2, (0.9, 0.5)).reading(table),
     ):
         pass
