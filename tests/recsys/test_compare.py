@@ -60,7 +60,7 @@ def test_rows_are_means_and_spreads_of_evaluate(split: Split) -> None:
     assert [row["name"] for row in table] == ["a", "b"]
     assert float(table[0]["recall@5"]) == a["recall@5"]
     assert table[1]["recall@5 sd"] == ""
-    with pytest.raises(ValueError, match="models: expected at least one scorer a name"):
+    with pytest.raises(ValueError, match="models: expected at least one scorer per name"):
         compare({"a": []}, split.test)
 
 
@@ -168,7 +168,7 @@ def test_evaluate_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         (("--by", "age"), "by: expected names among popularity, frequency, length, got 'age'"),
         (("--robustness", "2"), "--robustness: expected numbers from 0 to 1"),
         (("--robustness", "x"), "--robustness: expected numbers"),
-        (("--protocol", "pop100", "--metrics", "gini"), "is of whole lists"),
+        (("--protocol", "pop100", "--metrics", "gini"), "needs whole lists"),
     ):
         assert call("evaluate", run, *arguments) == 2
         assert message in capsys.readouterr().err

@@ -67,7 +67,7 @@ def test_a_metric_may_name_its_cut_off() -> None:
     assert row["popularity index@3"] == 1.0
     for wrong, error, message in (
         ("recal@5", ValueError, "metrics: expected names among recall, .*, got 'recal@5'"),
-        ("recall@five", ValueError, "metrics: expected a whole number from 1 behind the @, got 'recall@five'"),
+        ("recall@five", ValueError, "metrics: expected a whole number from 1 after the @, got 'recall@five'"),
         ("auc@5", ValueError, "metrics: auc has no cut-off, got 'auc@5'"),
         ([5], TypeError, "metrics: expected names such as recall or recall@10, got 5"),
     ):
@@ -130,4 +130,4 @@ def test_any_mean_over_cases_decides_which_epoch_is_best(tmp_path: Path, capsys:
     assert main.main(["evaluate", run, "-k", "ten"]) == 2
     assert "-k: expected whole numbers from 1, such as 10 or 10,50, got 'ten'" in capsys.readouterr().err
     assert main.main(["evaluate", run, "--metrics", "recall@x"]) == 2
-    assert "--metrics: expected a whole number from 1 behind the @, got 'recall@x'" in capsys.readouterr().err
+    assert "--metrics: expected a whole number from 1 after the @, got 'recall@x'" in capsys.readouterr().err

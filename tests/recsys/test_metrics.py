@@ -289,7 +289,7 @@ def test_options_are_checked_before_anything_is_scored() -> None:
     cases, counts = cases_of([[1]], [2]), np.array([0, 1, 1])
     for options, message in (
         ({"metrics": ("recal",)}, "metrics: expected names among .*, got 'recal'"),
-        ({"metrics": ("gini",), "protocol": "pop100"}, "'gini' is of whole lists; expected protocol 'full'"),
+        ({"metrics": ("gini",), "protocol": "pop100"}, "'gini' needs whole lists; expected protocol 'full'"),
         ({"metrics": ("distance",)}, "'distance' needs vectors"),
         ({"metrics": ("distance",), "vectors": torch.ones(2, 4)}, r"vectors: expected float \[3, D\]"),
         ({"memory": 0}, "memory: expected at least 1 byte"),

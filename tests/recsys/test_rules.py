@@ -244,5 +244,5 @@ def test_numbers_that_mean_no_item_are_refused_not_counted_as_misses() -> None:
     with pytest.raises(ValueError, match=r"scores: expected floating-point numbers, got torch\.int64"):
         evaluate(Rows(np.zeros((2, 4), np.int64)), cases)
     found = rank_cases(Rows(np.zeros((2, 4))), cases)
-    with pytest.raises(ValueError, match="cases: expected the 2 that were ranked, got 2 others"):
+    with pytest.raises(ValueError, match="cases: expected the 2 ranked cases, got 2 others"):
         by_group(found, Cases(np.arange(2), history, np.array([3, 1]), counts))

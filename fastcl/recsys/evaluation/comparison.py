@@ -1,6 +1,6 @@
 """Models side by side: mean and spread over seeds, the relative popularity index, and a paired test over users.
 
-Models come in loaded; reading runs and data is the command's work, and the metrics are those of ranking.evaluate.
+Callers pass loaded models; the command line reads runs and data. The metrics are those of `ranking.evaluate`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ DRAWS = 9999
 
 
 class Comparison(NamedTuple):
-    """rows: one dict a name, "name", "runs" and for each metric its mean over the runs and, as "METRIC sd", their
-    standard deviation (n - 1; absent for a single run). tests: one dict for each two names and each metric that users
-    have, at each cut-off.
+    """rows: one dict per name: "name", "runs", each metric's mean over the runs and, as "METRIC sd", the standard
+    deviation over the runs (n - 1 in the denominator; absent for a single run).
+    tests: one dict per pair of names, per metric that each user has, and per cut-off.
     """
 
     rows: list[dict[str, Any]]
     tests: list[dict[str, Any]]
 
     def to_csv(self) -> str:
-        """`rows` as CSV with a header; empty where a row has no such value."""
+        """`rows` as CSV with a header. A cell is empty where the row lacks the value."""
         names = list(dict.fromkeys(name for row in self.rows for name in row))
         text = io.StringIO()
         writer = csv.DictWriter(text, names, lineterminator="\n")
@@ -55,17 +55,18 @@ def compare(
 ) -> Comparison:
     """Evaluates every scorer on the same cases.
 
-    models: name -> the scorers of that name, which differ by their seed alone; at least one each.
+    models: name -> one scorer or several, which differ in their seed alone.
     Other arguments: as in `ranking.evaluate`.
 
-    With "popularity" among the metrics each row also has "popularity index@k", the mean train clicks of a recommended
-    item over the largest such mean among the rows (CLRec, Zhou et al. 2021, appendix): 1 is the most popular taste.
+    With "popularity" among the metrics each row also has "popularity index@k": the mean train clicks of a recommended
+    item, divided by the largest such mean among the rows (CLRec, Zhou et al. 2021, appendix). The row that recommends
+    the most popular items has 1.
 
-    Every two names are tested in every metric that each user has (recall, hr, ndcg, mrr, map and auc; the others are of
-    all lists together) at every cut-off, by `paired_test` of each user's mean over the runs of a name. A test has the
-    "name", what it is "against", the "metric", what `paired_test` returns ("difference" is that of the name minus that
-    of the other), and "p holm": p corrected for the number of all these tests (Holm 1979), so that with probability
-    0.95 none of those below 0.05 is there by chance. The order of the names changes no p-value.
+    Each pair of names is tested by `paired_test` at every cut-off in recall, hr, ndcg, mrr, map and auc, the metrics
+    that each user has; the remaining metrics describe all lists together. A user's value is the mean over the runs of a
+    name. A test holds the "name", the name it is "against", the "metric", what `paired_test` returns ("difference" is
+    "name" minus "against"), and "p holm", which is p corrected for the number of all tests (Holm 1979): with
+    probability 0.95 no test has "p holm" below 0.05 by chance. The order of the names changes no p-value.
 
     >>> from fastcl.recsys import CoOccurrence, Popularity, bundled
     >>> split = bundled("purchases").split()
@@ -77,7 +78,7 @@ def compare(
     [('recall@10', True), ('ndcg@10', True)]
     """
     if not models or not all(len(runs) for runs in models.values()):
-        raise ValueError("models: expected at least one scorer a name, got none")
+        raise ValueError("models: expected at least one scorer per name, got none")
     names = metric_names(metrics, k, protocol, vectors is not None)
     vectors, k = wanted_vectors(vectors, names), cutoffs_in(names) or k
     rows, gains = [], {}
@@ -117,10 +118,11 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def paired_test(a: np.ndarray, b: np.ndarray, draws: int = DRAWS, seed: int = 0) -> dict[str, float]:
-    """Paired randomisation test (Fisher), two-sided, of the mean of a - b over users, float [U] each.
+    """Fisher's paired randomisation test, two-sided, of the mean of a - b over users; a, b: float [U].
 
-    Under the null hypothesis the two names of a user are exchangeable, so each difference may as well have the other
-    sign: p = (1 + #draws at least as far from 0 as what was observed) / (1 + draws), over random signs.
+    Under the null hypothesis a user's two values are exchangeable, so the difference may have either sign. Each draw
+    gives every difference a random sign; p = (1 + #draws whose mean is at least as far from 0 as the observed one) /
+    (1 + draws).
 
     Returns "difference", "p", and "low" and "high", the 95% interval of the difference by the normal approximation.
 

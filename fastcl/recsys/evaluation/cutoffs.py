@@ -1,6 +1,6 @@
-"""How cut-offs and metrics are named, wherever one is asked for: 10, (10, 50), "10,50"; "recall", "recall@10".
+"""The forms in which cut-offs (10, (10, 50), "10,50") and metrics ("recall", "recall@10") may be given anywhere.
 
-Only names here: which metrics there are is in measures.py.
+This module parses names; measures.py says which metrics exist.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Metrics = str | Sequence[str]
 def cutoffs(k: Cutoffs, option: str = "k") -> tuple[int, ...]:
     """Cut-offs as a tuple of whole numbers.
 
-    Raises ValueError, which names `option`, for what is no whole number from 1, for a repeated one and for none.
+    Raises ValueError, which names `option`, for anything but whole numbers from 1, for repeated ones and for none.
 
     >>> cutoffs(10), cutoffs([10, 50]), cutoffs("10,50")
     ((10,), (10, 50), (10, 50))
@@ -34,7 +34,7 @@ def cutoffs(k: Cutoffs, option: str = "k") -> tuple[int, ...]:
 
 
 def cutoff(k: Cutoffs, option: str = "k") -> int:
-    """The same of a function that takes one: the length of a list.
+    """The one cut-off of a function that takes a single list length.
 
     >>> cutoff(10), cutoff("10"), cutoff((10,))
     (10, 10, 10)
@@ -46,7 +46,7 @@ def cutoff(k: Cutoffs, option: str = "k") -> int:
 
 
 def parted(metric: str, option: str = "metrics") -> tuple[str, int | None]:
-    """A metric's name and its cut-off, None where it names none.
+    """A metric's name and its cut-off; None for a metric that is named without a cut-off.
 
     >>> parted("recall@10"), parted("auc")
     (('recall', 10), ('auc', None))
@@ -57,7 +57,7 @@ def parted(metric: str, option: str = "metrics") -> tuple[str, int | None]:
     try:
         return name, cutoff(k) if at else None
     except ValueError:
-        raise ValueError(f"{option}: expected a whole number from 1 behind the @, got {metric!r}") from None
+        raise ValueError(f"{option}: expected a whole number from 1 after the @, got {metric!r}") from None
 
 
 def listed(metrics: Metrics) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ def listed(metrics: Metrics) -> tuple[str, ...]:
 
 
 def at_cutoffs(metrics: Metrics, k: Cutoffs, without: Sequence[str] = ()) -> tuple[str, ...]:
-    """Every metric with its cut-off: its own where it names one, else each of `k`. without: those that have none.
+    """Every metric with a cut-off: its own where it names one, else each of `k`. without: metrics that take no cut-off.
 
     >>> at_cutoffs("recall@50,ndcg,auc", (5, 10), without=("auc",))
     ('recall@50', 'ndcg@5', 'ndcg@10', 'auc')
@@ -88,7 +88,7 @@ def at_cutoffs(metrics: Metrics, k: Cutoffs, without: Sequence[str] = ()) -> tup
 
 
 def cutoffs_in(metrics: Sequence[str]) -> tuple[int, ...]:
-    """The cut-offs of metrics that name theirs, in rising order; none where no metric has one.
+    """The cut-offs that the metrics name, in rising order; () where no metric names one.
 
     >>> cutoffs_in(("recall@50", "ndcg@10", "recall@10", "auc"))
     (10, 50)

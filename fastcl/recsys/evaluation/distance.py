@@ -1,5 +1,5 @@
-"""Intra-list distance: how far apart the items of a recommended list are, over item vectors of the caller's choice.
-Nothing here ranks."""
+"""Intra-list distance: how far apart the items of a recommended list are, measured with item vectors that the caller
+chooses. Nothing here ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastcl.recsys.data import PAD, Items
 
 
 def feature_vectors(items: Items) -> torch.Tensor:
-    """float32 [I+1, V]: 1 for each value that an item has of any of its features, a representation no model made.
+    """float32 [I+1, V]: 1 for each feature value that an item has. These vectors do not depend on any model.
 
     Raises ValueError where the items have no features.
 
@@ -29,10 +29,11 @@ def feature_vectors(items: Items) -> torch.Tensor:
 
 
 class MeanDistance:
-    """Mean intra-list distance of all lists that are added: of one, the mean of 1 - cosine over its pairs of items.
+    """Mean intra-list distance of all added lists. The distance of a list is the mean of 1 - cosine over its item pairs.
 
     vectors: float [I+1, D]; row 0 is ignored, and a zero vector is at distance 1 from everything. rows: I+1.
-    Lists are int64 [B, k], 0 for an empty place; those with fewer than two items do not count. The mean of none is 0.
+    Lists are int64 [B, k], 0 for an empty place. Lists with fewer than two items do not count; without a list that
+    counts the mean is 0.
 
     >>> mean = MeanDistance(torch.tensor([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), rows=4)
     >>> mean.add(torch.tensor([[1, 2, 3], [1, 0, 0]]))
@@ -52,7 +53,7 @@ class MeanDistance:
     def add(self, items: torch.Tensor) -> None:
         n = (items != PAD).sum(1)
         whole = F.embedding_bag(items, self._unit, mode="sum").square().sum(1)
-        # The sum over ordered pairs is |sum of the vectors|^2 - the sum of |vector|^2.
+        # The sum of the cosines over ordered pairs of unit vectors is |sum of the vectors|^2 - sum of |vector|^2.
         similarity = (whole - self._square[items].sum(1)) / (n * (n - 1)).clamp(min=1)
         self._total += float((1.0 - similarity)[n > 1].sum())
         self._count += int((n > 1).sum())

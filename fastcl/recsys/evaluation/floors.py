@@ -1,5 +1,5 @@
-"""Floors: scorers without learning, printed beside every model (popularity, co-occurrence, personal frequency). They
-read train data only and store nothing of size I x I."""
+"""Floors: scorers that learn nothing, whose metrics are printed beside those of every model (popularity, co-occurrence,
+personal frequency). They read train data only and store nothing of size I x I."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from fastcl.recsys.data import PAD, Histories, Items
 class Popularity:
     """Scores every item by its clicks in train.
 
-    counts: int64 [I+1]. items: whose numbers these are; histories of other items are then refused, and lists have ids.
+    counts: int64 [I+1]. items: the item table that numbers the items. With it, histories of another table are refused
+    and recommended lists hold external ids.
     """
 
     def __init__(self, counts: np.ndarray, items: Items | None = None) -> None:
@@ -26,14 +27,15 @@ class Popularity:
 
 
 class PersonalFrequency:
-    """Scores every item by how often it is in the history; ties go to the item with more clicks in train.
+    """Scores every item by how often it occurs in the history; of equally frequent items, the one with more clicks in
+    train is first.
 
     The floor for logs with repeats, evaluated with seen="keep". counts, items: as in `Popularity`.
     """
 
     def __init__(self, counts: np.ndarray, items: Items | None = None) -> None:
         self.items = _matching(items, counts)
-        # The rank among the distinct counts, not the count itself: below 1, and far enough apart for float32.
+        # Ranks among the distinct counts order items as the counts do, but stay below 1 and distinct in float32.
         levels, level = np.unique(counts, return_inverse=True)
         self._tie = torch.from_numpy(level / len(levels)).float()
         self._tie[PAD] = -torch.inf
@@ -44,16 +46,17 @@ class PersonalFrequency:
 
 
 class CoOccurrence:
-    """Cosine co-occurrence mixed with transitions, both from train; for a history h_1 ... h_n (newest last)
+    """Cosine co-occurrence plus transitions, both counted in train. For a history h_1 ... h_n (newest last)
 
         score(j) = sum_t 0.6^(n-t) * (cos(h_t, j) + next(h_t, j))
         cos(i, j)  = users with both i and j / sqrt(users with i * users with j)
         next(i, j) = sum over s = 1, ..., 5 of 0.6^(s-1) * times j came s clicks after i / sqrt(clicks of i)
 
-    The weights are the best of 40 variants in validation: the mean over eight sets of NDCG@10 as a share of the best
-    variant's is 0.954 with these, 0.951 with decay 0.8 and 0.934 with three steps of it (benchmarks/choices.py).
+    The weights are the best of 40 variants in validation (benchmarks/choices.py). A variant's figure is its NDCG@10
+    divided by that of the data set's best variant, averaged over eight data sets: 0.954 with the weights above, 0.951
+    with decay 0.8, 0.934 with decay 0.8 and three steps.
 
-    train: histories. n_items: I. Products of sparse matrices with dense [I, B] or [users, B] ones, so memory is
+    train: histories. n_items: I. Scoring multiplies sparse matrices with dense [I, B] or [users, B] ones, so memory is
     O(P + B * (I + users)) and the I x I matrix never exists.
     """
 
@@ -62,7 +65,7 @@ class CoOccurrence:
     mix = 1.0
 
     def __init__(self, train: Histories, n_items: int) -> None:
-        self.items = train.items  # whose numbers these are, where it is known
+        self.items = train.items  # the item table, or None where the histories do not know theirs
         users, self._columns = len(train), n_items + 1
         row = np.repeat(np.arange(users), train.lengths)
         pair = np.unique(row * self._columns + train.item)
@@ -81,7 +84,7 @@ class CoOccurrence:
         self._next = _sparse(np.concatenate(destination), np.concatenate(source), np.concatenate(weight), shape)
 
     def scores(self, histories: Histories) -> torch.Tensor:
-        """float32 [B, I+1]; 0 for an item that never met the history's items."""
+        """float32 [B, I+1]; 0 for an item that never occurs with an item of the history."""
         weights = _weights(histories, self._columns, self.decay).t().to_dense()
         cosine = torch.sparse.mm(self._by_item, torch.sparse.mm(self._by_user, weights))
         scores = (cosine + torch.sparse.mm(self._next, weights)).t().contiguous()
@@ -97,7 +100,7 @@ def _matching(items: Items | None, counts: np.ndarray) -> Items | None:
 
 
 def _weights(histories: Histories, columns: int, decay: float) -> torch.Tensor:
-    """Sparse [B, columns]: each item's sum of decay^(clicks after it)."""
+    """Sparse [B, columns]: for each item the sum over its occurrences of decay^(number of later clicks in the row)."""
     row = np.repeat(np.arange(len(histories)), histories.lengths)
     age = np.repeat(histories.offsets[1:], histories.lengths) - 1 - np.arange(len(histories.item))
     return _sparse(row, histories.item, decay**age, (len(histories), columns))

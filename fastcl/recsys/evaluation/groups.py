@@ -1,5 +1,5 @@
-"""Who a model serves: metrics by how often the target was clicked, by how long the history is, and by any feature of
-the target. Groups of cases that were ranked already; nothing here scores."""
+"""Metrics by groups of cases: by how often the target was clicked, how long the history is, or a feature of the target.
+The cases have been ranked before; nothing here scores."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ import numpy as np
 from fastcl.recsys.data import Cases, Feature
 from fastcl.recsys.evaluation.measures import OF_RANKS, Ranking
 
-# name -> what is counted for each target, and where groups begin: one holds its lower edge and ends before the next.
-# Frequency and the bins: ContrastVAE's analysis (Wang et al. 2022, Table 2 and Fig. 2), which calls frequency of an
-# item the number of users whose last one it is.
+# name -> (what is counted for each target, the lowest count of each group).
+# "frequency" and the groups are those of ContrastVAE's analysis (Wang et al. 2022, Table 2 and Fig. 2), where an item's
+# frequency is the number of users whose last item it is.
 GROUPS: dict[str, tuple[Callable[[Ranking, Cases], np.ndarray], tuple[int, ...]]] = {
     "popularity": (lambda found, cases: found.counts[found.target], (0, 10, 20, 30, 40)),
     "frequency": (lambda found, cases: np.bincount(found.target)[found.target], (0, 10, 20, 30, 40)),
     "length": (lambda found, cases: cases.history.lengths[cases.case], (0, 5, 10, 20, 30, 40)),
 }
 METRICS = ("recall", "ndcg")
-VALUES = 12  # values of a feature that are groups, at most
+VALUES = 12  # the most groups that a feature makes
 
 
 def by_group(found: Ranking, cases: Cases, by: Sequence[str] = tuple(GROUPS)) -> dict[str, list[dict[str, Any]]]:
-    """Recall and NDCG at each cut-off of `found`, in groups of its cases; a group without cases is left out.
+    """Recall and NDCG at each cut-off of `found`, in groups of its cases. Groups without cases are left out.
 
-    by: "popularity", the target's train clicks: 0-9, 10-19, 20-29, 30-39, 40 and more; "frequency", in the same groups,
-        how many of the cases have this target; "length", the interactions in the history: 0-4, 5-9, then in tens, 40
-        and more; or a feature of the items: a group for each of the 12 values that most targets have. A case whose
-        target has several values is in the group of each; a target without a value is in none.
+    by: any of
+        "popularity": the target's train clicks: 0-9, 10-19, 20-29, 30-39, 40 and more;
+        "frequency": how many cases have the same target, in the same groups;
+        "length": the number of interactions in the history: 0-4, 5-9, 10-19, 20-29, 30-39, 40 and more;
+        a feature of the items: one group for each of the 12 values that most targets have. A case whose target has
+        several values is in several groups; a case whose target has no value is in none.
 
-    Returns: for each of `by`, one dict a group, in rising order (of a feature's values, the most cases first): "group"
-        (its name), "cases", and the metrics, which are means over the group. Weighted by "cases" those of popularity,
-        frequency and length give the whole's. Where cases have several targets, each of them
-        counts as a case with this one alone.
+    Returns: for each of `by`, one dict per group: "group" (its name), "cases", and the metrics as means over the group.
+        Groups of numbers rise; groups of a feature begin with the one of most cases. The mean over the groups of
+        popularity, frequency or length, weighted by "cases", is the metric of all cases. Where cases have several
+        targets, each target counts as a case of its own.
 
     >>> from fastcl.recsys import Popularity, bundled
     >>> from fastcl.recsys.evaluation.ranking import rank_cases
@@ -47,7 +49,7 @@ def by_group(found: Ranking, cases: Cases, by: Sequence[str] = tuple(GROUPS)) ->
     features = {} if items is None else items.features
     check_groups(by, features)
     if not np.array_equal(found.target, cases.target):
-        raise ValueError(f"cases: expected the {len(found.target):,} that were ranked, got {len(cases):,} others")
+        raise ValueError(f"cases: expected the {len(found.target):,} ranked cases, got {len(cases):,} others")
     report: dict[str, list[dict[str, Any]]] = {}
     for name in by:
         members = _by_number(name, found, cases) if name in GROUPS else _by_value(features[name], cases)
@@ -60,14 +62,14 @@ def by_group(found: Ranking, cases: Cases, by: Sequence[str] = tuple(GROUPS)) ->
 
 
 def _by_number(name: str, found: Ranking, cases: Cases) -> list[tuple[str, np.ndarray]]:
-    """Each group of GROUPS and the numbers of its cases."""
+    """Each group of `GROUPS[name]` and the indices of its cases."""
     count, edges = GROUPS[name]
     group = np.searchsorted(edges, count(found, cases), side="right") - 1
     return [(label(edges, int(nth)), np.flatnonzero(group == nth)) for nth in np.unique(group)]
 
 
 def _by_value(feature: Feature, cases: Cases) -> list[tuple[str, np.ndarray]]:
-    """The values of a feature that most targets have, and the numbers of these cases."""
+    """Each of the feature's values that most targets have, and the indices of its cases."""
     codes = feature.codes[cases.target]
     row, column = np.nonzero(codes)
     count = np.bincount(codes[row, column], minlength=len(feature.values) + 1)
@@ -77,7 +79,7 @@ def _by_value(feature: Feature, cases: Cases) -> list[tuple[str, np.ndarray]]:
 
 
 def check_groups(by: Sequence[str], features: Iterable[str] = ()) -> None:
-    """Raises where one of `by` is neither among GROUPS nor among the features of the items."""
+    """TypeError for a bare string; ValueError for a name that is neither in GROUPS nor a feature of the items."""
     if isinstance(by, str):
         raise TypeError(f"by: expected a sequence of names, got the string {by!r}")
     names = [*GROUPS, *(name for name in features if name not in GROUPS)]
@@ -87,7 +89,7 @@ def check_groups(by: Sequence[str], features: Iterable[str] = ()) -> None:
 
 
 def interval(share: float, cases: int) -> tuple[float, float]:
-    """The 95% interval of a share of `cases` cases (Wilson 1927); of recall, which is 0 or 1 in each case.
+    """The 95% interval of a share (0..1) of `cases` cases (Wilson 1927), such as recall, which is 0 or 1 in each case.
 
     >>> low, high = interval(0.5, 100)
     >>> round(low, 3), round(high, 3)
@@ -100,7 +102,8 @@ def interval(share: float, cases: int) -> tuple[float, float]:
 
 
 def label(edges: Sequence[int], nth: int) -> str:
-    """
+    """The name of the nth group.
+
     >>> label((0, 10), 0), label((0, 10), 1)
     ('0-9', '10+')
     """

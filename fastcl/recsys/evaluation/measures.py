@@ -1,8 +1,8 @@
-"""Formulas of the ranking metrics: what `ranking.rank_cases` found, to numbers. Four tables by what a formula reads:
-the rank of a case's one target, the ranks of several, the recommended lists, or ranks without a cut-off. Nothing here
-scores or ranks.
+"""Formulas of the ranking metrics, which turn what `ranking.rank_cases` found into numbers.
 
-With one target a case recall@k is also the hit rate, and MAP@k is MRR@k.
+There is one table of metrics for each thing that a formula reads: the rank of a case's one target, the ranks of its
+several targets, the recommended lists, or ranks without a cut-off. Nothing here scores or ranks. Where every case has
+one target, recall@k equals the hit rate and MAP@k equals MRR@k.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from fastcl.recsys.showing import summary
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """What ranking the cases found.
+    """The ranks of C cases with T targets.
 
     k:          the cut-offs of `shown` and `distance`.
-    rank:       float64 [T], of each target, from 1; ties give halves, inf is a target that is never recommended.
-                Where cases have several targets, inf is also one beyond the largest of the cut-offs.
-    candidates: int64 [C], the items that the targets were ranked among, themselves included.
+    rank:       float64 [T], the rank of each target, from 1; ties give halves. inf: the target is never recommended
+                or, where cases have several targets, its rank is beyond the largest cut-off.
+    candidates: int64 [C], the number of items among which the targets were ranked, the targets included.
     target:     int64 [T]. counts: int64 [I+1], clicks of each item in train.
     shown:      int64 [len(k), I+1], how many top-k lists hold each item; None where only some items were ranked.
     distance:   float64 [len(k)], mean intra-list distance; None where no item vectors were given.
-    repeated:   bool [T], whether the target is in the case's own history; None where it is not known.
-    offsets:    int64 [C+1], where each case's targets begin; None: one each, T = C.
+    repeated:   bool [T], whether the target is in its case's own history; None where that is unknown.
+    offsets:    int64 [C+1], where each case's targets begin; None: one target per case, T = C.
     """
 
     k: tuple[int, ...]
@@ -42,7 +42,7 @@ class Ranking:
     offsets: np.ndarray | None = None
 
     def gains(self, name: str, k: int) -> np.ndarray:
-        """float64 [C], the metric of OF_RANKS at k, of each case."""
+        """float64 [C], for each case the metric `name` of OF_RANKS at k."""
         if self.offsets is None:
             return OF_RANKS[name](self.rank, k)
         if k > max(self.k):
@@ -80,7 +80,7 @@ def mrr(rank: np.ndarray, k: int) -> np.ndarray:
 
 
 def recall_of_several(rank: np.ndarray, offsets: np.ndarray, k: int) -> np.ndarray:
-    """Share of a case's targets with rank <= k.
+    """The share of a case's targets that have rank <= k.
 
     >>> recall_of_several(np.array([1.0, 11.0, 12.0]), np.array([0, 2, 3]), 10).tolist()
     [0.5, 0.0]
@@ -94,8 +94,8 @@ def hit_of_several(rank: np.ndarray, offsets: np.ndarray, k: int) -> np.ndarray:
 
 
 def ndcg_of_several(rank: np.ndarray, offsets: np.ndarray, k: int) -> np.ndarray:
-    """DCG@k, the sum of 1 / log2(rank + 1) over a case's targets with rank <= k, over that of the best list of k, in
-    which min(k, targets) are at the top.
+    """DCG@k divided by the DCG@k of the best list, which has min(k, number of targets) targets at its top. DCG@k is the
+    sum of 1 / log2(rank + 1) over a case's targets with rank <= k.
 
     >>> ndcg_of_several(np.array([2.0, 1.0, 11.0]), np.array([0, 2, 3]), 10).tolist()
     [1.0, 0.0]
@@ -105,13 +105,13 @@ def ndcg_of_several(rank: np.ndarray, offsets: np.ndarray, k: int) -> np.ndarray
 
 
 def mrr_of_several(rank: np.ndarray, offsets: np.ndarray, k: int) -> np.ndarray:
-    """1 / rank of the case's best target where that is <= k, else 0."""
+    """1 / rank of the case's best-ranked target where that rank is <= k, else 0."""
     return np.maximum.reduceat(mrr(rank, k), offsets[:-1])
 
 
 def map_of_several(rank: np.ndarray, offsets: np.ndarray, k: int) -> np.ndarray:
-    """Average precision at k: the sum, over a case's targets with rank <= k, of the share of targets among the items up
-    to there, over the number of its targets.
+    """Average precision at k: the sum over a case's targets with rank <= k of (targets up to this rank / this rank),
+    divided by min(k, number of targets).
 
     >>> map_of_several(np.array([4.0, 1.0]), np.array([0, 2]), 10).tolist()
     [0.75]
@@ -138,7 +138,8 @@ def popularity(shown: np.ndarray, counts: np.ndarray) -> float:
 
 
 def gini(shown: np.ndarray, counts: np.ndarray) -> float:
-    """Gini index of the times that each of the I items is shown: 0 all alike, 1 - 1/I one item takes everything.
+    """Gini index of how often each of the I items is shown: 0 where all are shown equally often, 1 - 1/I where one item
+    fills every place.
 
     G = sum_i (2i - I - 1) x_i / (I sum_i x_i) over x in rising order.
 
@@ -152,7 +153,7 @@ def gini(shown: np.ndarray, counts: np.ndarray) -> float:
 
 def novelty(shown: np.ndarray, counts: np.ndarray) -> float:
     """Mean self-information of a recommended item (Zhou et al. 2010), in bits: -log2 of its share of the train clicks.
-    An item without a train click counts as one with a single click.
+    An item without a train click counts as having one click.
 
     >>> round(novelty(np.array([0, 1, 1]), np.array([0, 6, 2])), 4)  # (0.415 + 2) / 2
     1.2075
@@ -162,8 +163,8 @@ def novelty(shown: np.ndarray, counts: np.ndarray) -> float:
 
 
 def auc(found: Ranking) -> np.ndarray:
-    """float64 [C], the share of the other candidates that each target is ranked above, ties for half; 0 where it is
-    never recommended. Of one target a case: ValueError for several.
+    """float64 [C], the share of the other candidates below each target, ties counting half; 0 for a target that is
+    never recommended. ValueError where cases have several targets.
     """
     if found.offsets is not None:
         raise ValueError("metrics: expected none without a cut-off where cases have several targets, got 'auc'")
@@ -194,7 +195,7 @@ OF_LISTS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 }
 WITHOUT_K: dict[str, Callable[[Ranking], np.ndarray]] = {"auc": auc}
 DISTANCE = "distance"
-COUNTS = ("cases", "unseen_targets", "repeated_targets")  # of the cases, the same for every scorer
+COUNTS = ("cases", "unseen_targets", "repeated_targets")  # they describe the cases: equal for every scorer
 METRICS = (*OF_RANKS, *OF_LISTS, DISTANCE, *WITHOUT_K)
 DEFAULT = {
     "full": ("recall", "ndcg", "diversity", "popularity"),
@@ -204,9 +205,11 @@ DEFAULT = {
 
 
 def measure(found: Ranking, metrics: Metrics) -> dict[str, float]:
-    """The named metrics, "recall@10" or "recall", which is that at each cut-off ("auc" has none), and COUNTS: "cases",
-    "unseen_targets", the targets without a train click, and "repeated_targets", those in their case's own history,
-    where known.
+    """The named metrics and the COUNTS.
+
+    "recall@10" is one metric, "recall" stands for recall at each cut-off, and "auc" has no cut-off. COUNTS: "cases",
+    "unseen_targets" (targets without a train click) and, where known, "repeated_targets" (targets in the history of
+    their own case).
 
     >>> found = Ranking((1,), np.array([1.0, 2.0]), np.array([5, 5]), np.array([1, 2]), np.array([0, 3, 0]))
     >>> measure(found, ("recall", "auc"))
@@ -222,7 +225,7 @@ def measure(found: Ranking, metrics: Metrics) -> dict[str, float]:
 
 
 def users_gains(found: Ranking, metrics: Metrics) -> dict[str, np.ndarray]:
-    """Those of the named metrics that are means over the cases, float64 [C] each, named as in `measure`."""
+    """float64 [C] for each named metric that is a mean over the cases; the names are those of `measure`."""
     gains = {}
     for metric in at_cutoffs(metrics, found.k, tuple(WITHOUT_K)):
         name, cutoff = parted(metric)
@@ -243,16 +246,16 @@ def _at_k(found: Ranking, name: str, cutoff: int) -> float:
         return OF_LISTS[name](found.shown[nth], found.counts)
     if name == DISTANCE and found.distance is not None:
         return float(found.distance[nth])
-    raise ValueError(f"metrics: expected what this ranking holds, got {name!r}")
+    raise ValueError(f"metrics: expected a metric of what this ranking holds, got {name!r}")
 
 
 def check_metrics(metrics: Metrics, protocol: str, vectors: bool) -> None:
-    """Raises ValueError for an unknown metric, or one that the protocol or missing item vectors leave undefined."""
+    """ValueError for an unknown metric, and for one that is undefined under the protocol or without item vectors."""
     for metric in listed(metrics):
         name, _ = parted(metric)
         if name not in METRICS:
             raise ValueError(f"metrics: expected names among {', '.join(METRICS)}, got {metric!r}")
         if protocol != "full" and (name in OF_LISTS or name == DISTANCE):
-            raise ValueError(f"metrics: {name!r} is of whole lists; expected protocol 'full', got {protocol!r}")
+            raise ValueError(f"metrics: {name!r} needs whole lists; expected protocol 'full', got {protocol!r}")
         if name == DISTANCE and not vectors:
             raise ValueError(f"metrics: {DISTANCE!r} needs vectors, float [I+1, D], got none")

@@ -1,5 +1,7 @@
-"""Ranking of the targets of cases, exactly: all items in chunks, or 100 drawn negatives. The mask of seen items lives
-here and nowhere else; nothing here trains or loops over users in Python."""
+"""Exact ranks of the targets of cases, among all items or among 100 drawn negatives, a chunk of cases at a time.
+
+No other module masks seen items. Nothing here trains or loops over users in Python.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,13 @@ from fastcl.recsys.evaluation.measures import DEFAULT, DISTANCE, WITHOUT_K, Rank
 NEGATIVES = 100
 SEEN = ("mask", "keep")
 MEMORY = 2**28
-# What the negatives of a sampled protocol are drawn in proportion to; "full" draws none.
+# protocol -> the weights in proportion to which its negatives are drawn; None: it draws none.
 PROTOCOLS: dict[str, Callable[[np.ndarray], np.ndarray] | None] = {
     "full": None,
     "uniform100": np.ones_like,
     "pop100": lambda counts: counts,
 }
-# Bytes a score costs at the peak: itself, its masked copy, comparisons and top-k; with negatives also their draw.
+# Bytes per score at the peak: the score, its masked copy, comparisons and top-k; and the bytes that a draw adds.
 _SCORE_BYTES, _DRAW_BYTES = 16, 32
 
 
@@ -45,35 +47,38 @@ def evaluate(
     chunk: int = 256,
     memory: int = MEMORY,
 ) -> dict[str, float]:
-    """Means over all cases, none left out, with three counts: "cases", "unseen_targets" (cases whose target has no
-    train click; it is ranked like any other item) and "repeated_targets" (cases whose target is in their own history).
+    """The metrics as means over all cases, and three counts: "cases", "unseen_targets" (targets without a train click,
+    which are ranked like any other item) and "repeated_targets" (targets in the history of their own case).
 
-    scorer:   has `scores(histories)`, float [B, I+1]; a model is in eval mode for the time of the call.
-    counts:   int64 [I+1], clicks of each item in train; None: the cases' own, as a split's cases have them.
+    scorer:   has `scores(histories)`, float [B, I+1]; a model is in eval mode during the call.
+    counts:   int64 [I+1], clicks of each item in train; None: the counts that the cases carry, as those of a split do.
     k:        cut-offs: 10, (10, 50) or "10,50".
     seen:     "mask" puts the items of a case's history at -inf, so that a repeated target is a miss for every scorer;
               "keep" ranks them.
     protocol: "full" ranks all items. "uniform100" and "pop100" rank the target among 100 negatives, drawn by
               `draw_negatives` uniformly among all items, or in proportion to the train clicks. Figures of a sampled
-              protocol compare with that protocol's alone.
-    metrics:  of measures.METRICS, where their formulas are: "recall" (also named "hr"), "ndcg", "mrr", "map" and, of
-              all pairs, "auc"; with full ranking also "diversity", "coverage", "popularity", "gini", "novelty" and
-              "distance". Each is taken at every cut-off of k, or "recall@50" at its own. Several names, or one text
-              with commas. None: recall, ndcg, diversity and popularity; hr and ndcg for a sampled protocol.
-    vectors:  float [I+1, D], for "distance" alone: the intra-list distance, a list's mean of 1 - cosine over its pairs
-              of items, averaged over the lists with a pair. `distance.feature_vectors` makes them of item features.
-    seed:     of the negatives; every call with the same seed draws the same ones.
-    chunk:    cases scored at once, at most. memory: bytes, about, that their scores may take; at least one is scored.
+              protocol can be compared with figures of the same protocol only.
+    metrics:  names from measures.METRICS, as a sequence or one text with commas: "recall" (also named "hr"), "ndcg",
+              "mrr", "map" and "auc"; with full ranking also "diversity", "coverage", "popularity", "gini", "novelty"
+              and "distance". "recall@50" has its own cut-off; "recall" is taken at every cut-off of k. None: recall,
+              ndcg, diversity and popularity; for a sampled protocol hr and ndcg.
+    vectors:  float [I+1, D], read by "distance" alone, the intra-list distance: a list's mean of 1 - cosine over its
+              pairs of items, averaged over the lists that have a pair. `distance.feature_vectors` makes such vectors
+              from item features.
+    seed:     seed of the negatives; calls with the same seed draw the same negatives.
+    chunk:    the most cases that are scored at once. memory: about the bytes that their scores may take; at least one
+              case is scored at once.
 
-    With one target, recall@k = HR@k = 1 where rank <= k and NDCG@k = 1 / log2(rank + 1) there, else 0. With several
-    (`Interactions.presplit(targets="all")`), recall@k is the share of them with rank <= k, and NDCG@k the sum of
-    1 / log2(rank + 1) over these, divided by that sum for the best list of k, as in LightGCN's evaluation; a case
-    counts as one, however many targets it has, the protocol is "full", and there is no auc. Ties count half:
-    rank = 1 + #higher + 0.5 * #equal others, so a constant scorer gets no credit for the order of the ids. A target at
-    -inf is never recommended and is a miss at every k, under ties too.
+    With one target, recall@k = HR@k = 1 and NDCG@k = 1 / log2(rank + 1) where rank <= k, else 0. With several targets
+    (`Interactions.presplit(targets="all")`), recall@k is the share of targets with rank <= k, and NDCG@k is the sum of
+    1 / log2(rank + 1) over these targets, divided by that sum for the best list of k, as in LightGCN's evaluation. Such
+    a case counts once, however many targets it has; its protocol must be "full", and there is no auc.
 
-    Raises ValueError for a bad option, no cases, scores of a wrong shape, a NaN score, or a model whose items are not
-    those of the cases, numbered alike.
+    Ties count half: rank = 1 + #higher + 0.5 * #equal others, so that a constant scorer gains nothing from the order of
+    the ids. A target with score -inf is never recommended; it is a miss at every k, even under ties.
+
+    Raises ValueError for a bad option, no cases, scores of a wrong shape, a NaN score, or a model with another item
+    table than the cases.
 
     >>> from fastcl.recsys.data import bundled
     >>> from fastcl.recsys.evaluation.floors import Popularity
@@ -91,8 +96,8 @@ def evaluate(
 
 
 def metric_names(metrics: Metrics | None, k: Cutoffs, protocol: str, vectors: bool) -> tuple[str, ...]:
-    """`metrics`, or the protocol's default for None, each with its cut-off; ValueError where they, the protocol and
-    item vectors do not fit.
+    """`metrics`, or for None the protocol's default, each with its cut-off. ValueError for a metric that is undefined
+    under the protocol or without item vectors.
 
     >>> metric_names(None, (5, 10), "pop100", vectors=False)
     ('hr@5', 'hr@10', 'ndcg@5', 'ndcg@10')
@@ -104,7 +109,7 @@ def metric_names(metrics: Metrics | None, k: Cutoffs, protocol: str, vectors: bo
 
 
 def wanted_vectors(vectors: torch.Tensor | None, metrics: Metrics) -> torch.Tensor | None:
-    """The item vectors where a metric reads them."""
+    """The item vectors where one of the metrics reads them, else None."""
     return vectors if DISTANCE in (parted(metric)[0] for metric in listed(metrics)) else None
 
 
@@ -122,9 +127,9 @@ def rank_cases(
     chunk: int = 256,
     memory: int = MEMORY,
 ) -> Ranking:
-    """Ranks every case's target once, for any number of metrics; arguments, ties and errors as in `evaluate`.
+    """Ranks the targets of every case once, for any number of metrics; arguments, ties and errors as in `evaluate`.
 
-    inputs: one history a case for the scorer to read in place of the case's own, which stays the mask of seen items.
+    inputs: one history per case, which the scorer reads instead of the case's own; the own one still masks seen items.
 
     >>> from fastcl.recsys.data import bundled
     >>> from fastcl.recsys.evaluation.floors import Popularity
@@ -150,7 +155,7 @@ def rank_cases(
     if top >= len(counts):
         raise ValueError(f"cases: expected items 1..{len(counts) - 1} (counts has {len(counts)}), got {top}")
     if len(inputs) != len(cases):
-        raise ValueError(f"inputs: expected one history a case ({len(cases)}), got {len(inputs)}")
+        raise ValueError(f"inputs: expected one history per case ({len(cases)}), got {len(inputs)}")
     distances = None if vectors is None else [MeanDistance(vectors, len(counts)) for _ in k]
     drawn_by = PROTOCOLS[protocol]
     weights = None if drawn_by is None else drawn_by(counts)
@@ -169,7 +174,7 @@ def rank_cases(
             scores = mask_seen(scores, history, seen)
             if weights is not None:
                 target = torch.from_numpy(cases.target[rows]).to(scores.device)
-                # Places left empty are padding: -inf.
+                # Empty places of the draw hold the padding item, whose score is -inf.
                 drawn = torch.from_numpy(draw_negatives(history, cases.target[rows], weights, rng, seen))
                 others = scores.gather(1, drawn.to(scores.device))
                 rank[rows] = _rank(scores.gather(1, target[:, None]), others, others=0).cpu()
@@ -191,7 +196,7 @@ def rank_cases(
                 shown[nth] += torch.bincount(items[:, :length].flatten(), minlength=len(counts))
                 if distances is not None:
                     distances[nth].add(items[:, :length])
-    shown[:, PAD] = 0  # places left empty
+    shown[:, PAD] = 0  # empty places of lists hold the padding item
     return Ranking(
         k,
         rank.numpy(),
@@ -206,7 +211,7 @@ def rank_cases(
 
 
 def train_counts(cases: Cases, counts: np.ndarray | None = None) -> np.ndarray:
-    """`counts` if given, else those that the cases carry; int64 [I+1], checked."""
+    """`counts` if given, else the counts that the cases carry; int64 [I+1], checked."""
     counts = cases.counts if counts is None else np.asarray(counts)
     if counts is None:
         raise ValueError("counts: expected the train clicks of each item, got none, and the cases carry none")
@@ -220,9 +225,9 @@ def top_k(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The k best items of each row: (items int64 [B, K], scores [B, K]), best first, K = min(k, I).
 
-    scores: [B, I+1]. seen: "mask" leaves out the items of the row's history. allowed: bool [I+1], the items that may
-    be in any row; None: all. Where fewer than K items are left, the rest of the row is item 0 with score -inf. The
-    order among equal scores is unspecified.
+    scores: [B, I+1]. seen: "mask" leaves out the items of the row's history. allowed: bool [I+1], the items that rows
+    may hold; None: all items. Where fewer than K items remain, the rest of the row is item 0 with score -inf. The
+    order of equal scores is unspecified.
 
     >>> top_k(torch.tensor([[-torch.inf, 3.0, 2.0, 1.0]]), Histories.from_lists([[1]]), k=2)[0].tolist()
     [[2, 3]]
@@ -238,10 +243,10 @@ def top_k(
 def mask_seen(scores: torch.Tensor, history: Histories, seen: str) -> torch.Tensor:
     """A copy of scores [B, I+1] with padding, and under seen="mask" the items of each row's history, at -inf."""
     if scores.ndim != 2 or len(scores) != len(history):
-        raise ValueError(f"scores: expected [{len(history)}, I+1], one row a history, got {list(scores.shape)}")
+        raise ValueError(f"scores: expected [{len(history)}, I+1], one row per history, got {list(scores.shape)}")
     if not scores.is_floating_point():
         raise ValueError(f"scores: expected floating-point numbers, got {scores.dtype}")
-    if torch.isnan(scores.amax(1)).any():  # a maximum passes NaN on, and is cheaper than a look at every score
+    if torch.isnan(scores.amax(1)).any():  # the maximum of a row with a NaN is NaN; isnan of all scores takes longer
         raise NotNumbers("scores: expected numbers, got NaN")
     masked = scores.clone(memory_format=torch.contiguous_format)
     masked[:, PAD] = -torch.inf
@@ -253,17 +258,17 @@ def mask_seen(scores: torch.Tensor, history: Histories, seen: str) -> torch.Tens
 def draw_negatives(
     history: Histories, target: np.ndarray, counts: np.ndarray, rng: np.random.Generator, seen: str = "mask"
 ) -> np.ndarray:
-    """100 negatives a row: int64 [B, 100], drawn without replacement in proportion to counts [I+1].
+    """100 negatives per row: int64 [B, 100], drawn without replacement in proportion to counts [I+1].
 
-    Never drawn: the target, items of count 0, and under seen="mask" any item of the row's history. Under
-    "keep" the history stays eligible, since there it competes with the target too. A row with fewer than 100 eligible
-    items gets them all, and 0 in the places left.
+    The target and items of count 0 are never drawn, nor under seen="mask" the items of the row's history. Under "keep"
+    these items may be drawn, since they compete with the target in full ranking too. A row with fewer than 100 such
+    items holds all of them, followed by 0.
 
-    The draw is exact: the 100 smallest of independent exponentials with rates counts[i] are 100 successive draws
-    without replacement in proportion to counts (Gumbel-top-k in another scale).
+    The draw is exact: the 100 smallest of independent exponentials with rates counts[i] are distributed as 100
+    successive draws without replacement in proportion to counts (Gumbel-top-k on another scale).
     """
     pool = np.flatnonzero(counts[1:]) + 1
-    place = np.full(len(counts), len(pool))  # items without a click: the extra last column, cut off again
+    place = np.full(len(counts), len(pool))  # items without a click share an extra last column, which is cut off
     place[pool] = np.arange(len(pool))
     arrival = np.full((len(target), len(pool) + 1), np.inf)
     arrival[:, :-1] = rng.standard_exponential((len(target), len(pool)))
@@ -280,7 +285,7 @@ def draw_negatives(
 
 
 def _rank(target: torch.Tensor, candidates: torch.Tensor, others: int) -> torch.Tensor:
-    """Rank of target [B, 1] among candidates [B, M]; `others` is -1 where the candidates hold the target itself."""
+    """Rank of target [B, 1] among candidates [B, M]. others: -1 where the candidates hold the target itself, else 0."""
     higher = (candidates > target).sum(1, dtype=torch.int32)
     equal = (candidates == target).sum(1, dtype=torch.int32) + others
     rank = 1.0 + higher.double() + 0.5 * equal.double()
@@ -288,10 +293,10 @@ def _rank(target: torch.Tensor, candidates: torch.Tensor, others: int) -> torch.
 
 
 def _rank_above(scores: torch.Tensor, row: torch.Tensor, target: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """Rank of each target [T] of a row [T] of scores; inf where that is beyond the row's `best` scores [B, K]."""
+    """Rank of each target [T] in its row [T] of scores [B, I+1]; inf for a target below the row's `best` [B, K]."""
     of_target = scores[row, target][:, None]
     rank = _rank(of_target, best[row], others=-1)
-    # Of what equals a row's last best score, some may have found no place.
+    # `best` may lack items whose score equals its last one, so ranks of such targets come from all scores.
     for edge in torch.nonzero(of_target[:, 0] == best[row, -1])[:, 0].split(len(scores)):
         rank[edge] = _rank(of_target[edge], scores[row[edge]], others=-1)
     return rank.masked_fill(of_target[:, 0] < best[row, -1], torch.inf)

@@ -1,5 +1,5 @@
-"""How much a model's ranking suffers from noisy histories: items of each history deleted or replaced at random, as in
-ContrastVAE's section on robustness (Wang et al. 2022). The model is not trained again, and targets stay as they are."""
+"""How much a model's ranking suffers from noisy histories: random items of each history are deleted or replaced, as in
+ContrastVAE's section on robustness (Wang et al. 2022). Neither the model nor the targets change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ METRICS = ("recall", "ndcg")
 
 
 def delete(histories: Histories, ratio: float, n_items: int, rng: np.random.Generator) -> Histories:
-    """Without floor(ratio * n) random items of each history of n, always leaving one."""
+    """The histories without floor(ratio * n) random items of each history of length n; at least one item stays."""
     lengths = histories.lengths
     gone = _chosen(histories, np.minimum(_share(ratio, lengths), np.maximum(lengths - 1, 0)), rng)
     row = np.repeat(np.arange(len(histories)), lengths)
@@ -31,7 +31,7 @@ def delete(histories: Histories, ratio: float, n_items: int, rng: np.random.Gene
 
 
 def replace(histories: Histories, ratio: float, n_items: int, rng: np.random.Generator) -> Histories:
-    """With floor(ratio * n) random items of each history of n replaced, each by a uniform draw of the other items."""
+    """The histories with floor(ratio * n) random items of each history of length n replaced by random other items."""
     chosen = _chosen(histories, _share(ratio, histories.lengths), rng)
     other = rng.integers(1, max(n_items, 2), len(histories.item))
     other += other >= histories.item
@@ -58,13 +58,14 @@ def robustness(
 ) -> list[dict[str, Any]]:
     """Recall and NDCG by full ranking, for each kind of corruption and each ratio of corrupted items.
 
-    The scorer reads the corrupted histories; seen items are those of the true ones, so that the candidates are the same
-    at every ratio. Of a kind, a higher ratio corrupts the items of a lower one and more (same `seed`).
+    The scorer reads the corrupted histories; the true histories mask seen items, so that the candidates are the same at
+    every ratio. Within a kind, a higher ratio corrupts the items that a lower ratio corrupts, and further ones (same
+    `seed`).
 
-    ratios: each at least 0 and at most 1; a history of n loses floor(ratio * n) items, and keeps one at least.
-    Other arguments: as in `ranking.evaluate`.
+    ratios: numbers from 0 to 1. floor(ratio * n) items of a history of length n are corrupted; "delete" leaves at least
+    one item. Other arguments: as in `ranking.evaluate`.
 
-    Returns one dict a measurement: "kind", "ratio", and the metrics.
+    Returns one dict per kind and ratio: "kind", "ratio", and the metrics.
 
     >>> from fastcl.recsys import CoOccurrence, bundled
     >>> split = bundled("purchases").split()
@@ -93,14 +94,14 @@ def check_ratios(ratios: Sequence[float]) -> None:
 
 
 def _share(ratio: float, lengths: np.ndarray) -> np.ndarray:
-    # The small term: 0.29 * 100 must give 29, and in floating point falls just short of it.
+    # Without the small term 0.29 * 100, which is just below 29 in floating point, would give 28.
     return np.floor(ratio * lengths + 1e-9)
 
 
 def _chosen(histories: Histories, how_many: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """bool [P], random how_many[b] of row b's items; with the same `rng` the ones of fewer are among those of more."""
+    """bool [P], how_many[b] random items of row b. With an equal `rng`, fewer items are a subset of more items."""
     row = np.repeat(np.arange(len(histories)), histories.lengths)
     order = np.lexsort((rng.random(len(row)), row))
     nth = np.empty(len(row), np.int64)
-    nth[order] = np.arange(len(row)) - histories.offsets[row]  # each row's items lie together in `order` too
+    nth[order] = np.arange(len(row)) - histories.offsets[row]  # `order` keeps the items of each row together
     return nth < how_many[row]
