@@ -29,7 +29,7 @@ def feature_vectors(items: Items) -> torch.Tensor:
 
 
 class MeanDistance:
-    """Mean intra-list distance of all added lists. The distance of a list is the mean of 1 - cosine over its item pairs.
+    """Mean intra-list distance of all added lists. A list's distance is the mean of 1 - cosine over its item pairs.
 
     vectors: float [I+1, D]; row 0 is ignored, and a zero vector is at distance 1 from everything. rows: I+1.
     Lists are int64 [B, k], 0 for an empty place. Lists with fewer than two items do not count; without a list that

@@ -111,7 +111,7 @@ def mrr_of_several(rank: np.ndarray, offsets: np.ndarray, k: int) -> np.ndarray:
 
 def map_of_several(rank: np.ndarray, offsets: np.ndarray, k: int) -> np.ndarray:
     """Average precision at k: the sum over a case's targets with rank <= k of (targets up to this rank / this rank),
-    divided by min(k, number of targets).
+    divided by the number of the case's targets.
 
     >>> map_of_several(np.array([4.0, 1.0]), np.array([0, 2]), 10).tolist()
     [0.75]

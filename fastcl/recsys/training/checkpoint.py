@@ -1,13 +1,13 @@
-"""Run folders: weights and queue as safetensors, the rest as JSON; loading needs neither the data nor pickle.
+"""Run folders: tensors as safetensors, the rest as JSON. Loading a run needs neither its data nor pickle.
 
-    config.json        model, its resolved config, versions, and what the caller records about the run
-    items.json         the item table: external ids, titles, features; and the users of a model that has them
+    config.json        the model's name and resolved config, versions, and what the caller records about the run
+    items.json         the item table (external ids, titles, features), and the users of a model that has them
     model.safetensors  every tensor of the best epoch's state dict, with a checksum
-    last.safetensors   where training stands, for `resume` (written by state.py)
-    metrics.jsonl      one line an epoch (written by fit.py)
+    last.safetensors   the state of the training, for `resume` (written by state.py)
+    metrics.jsonl      one line per epoch (written by fit.py)
 
-Files are replaced whole or not at all, and the tensors say which model settings and items they belong to. What the JSON
-holds is declared in schema.py, tensor files are those of tensorfile.py. No training and no scoring here.
+Files are replaced whole or not at all. The tensor files name the settings and the item table that they belong to.
+schema.py declares the content of the JSON files, tensorfile.py writes and reads tensors. Nothing here trains or scores.
 """
 
 import hashlib
@@ -33,16 +33,16 @@ from fastcl.recsys.training.tensorfile import require_safetensors as require_saf
 
 FORMAT = "fastcl-run"
 VERSION = 2
-# Of runs of earlier versions: version -> what makes its config.json one of the next version.
+# version of a run -> the function that turns its config.json into one of the next version.
 UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     1: lambda config: {**config, "format": FORMAT, "version": 2},
 }
-# config.json makes a folder a run: first to go, last to come.
+# A folder is a run as long as it holds config.json, so that file is removed first and written last.
 FILES = ("config.json", "items.json", "last.safetensors", "model.safetensors", "metrics.jsonl")
 
 
 class Description(NamedTuple):
-    """items.json and config.json of a run, and the digest of what its weights depend on."""
+    """items.json and config.json of a run, and the digest of what its weights depend on (`identity`)."""
 
     items: str
     config: str
@@ -50,11 +50,12 @@ class Description(NamedTuple):
 
 
 def save(model: Model, folder: str | Path, record: Mapping[str, Any] | None = None) -> None:
-    """Writes `model` to the run folder `folder`, made if missing; `record` joins config.json (data, seed, epochs, ...).
+    """Writes `model` to the run folder `folder`, which is made if missing. config.json also gets the fields of `record`
+    (data, seed, epochs, ...).
 
-    An earlier run in the folder is replaced as a whole: whoever is killed in between leaves the earlier run, the new
-    one or none. Raises FileExistsError where the folder holds a config.json that is no run's, ValueError for a record
-    that JSON cannot hold or that names a field of config.json itself. Needs the `recsys` extra (safetensors).
+    A run that the folder holds is replaced as a whole: a process killed meanwhile leaves the old run, the new run, or
+    none. Raises FileExistsError where the folder holds a config.json of something else, ValueError for a record that
+    JSON cannot hold or that names a field which `save` writes itself. Needs the `recsys` extra (safetensors).
 
     >>> save(model, "runs/first")  # doctest: +SKIP
     """
@@ -89,18 +90,18 @@ def text_files(text: Description) -> dict[str, list[bytes]]:
 
 
 def identity(config: Mapping[str, Any], items: bytes) -> str:
-    """Of a model's name and settings and its item table: weights of another one are not loaded."""
+    """A digest of a model's name, its settings and its item table. Weights with another identity are not loaded."""
     named = json.dumps([config["model"], config["config"], hashlib.sha256(items).hexdigest()], sort_keys=True)
     return hashlib.sha256(named.encode()).hexdigest()
 
 
 def identity_of(folder: Path) -> str:
-    """The same of a run folder."""
+    """The `identity` of the model in a run folder."""
     return identity(read_config(folder), read(folder / "items.json"))
 
 
 def weights_facts(model: Model, belongs: str = "", epoch: int | None = None) -> dict[str, str]:
-    """What model.safetensors says of itself. belongs: the `identity`; epoch: of training."""
+    """The facts in the header of model.safetensors. belongs: the `identity`; epoch: the epoch of the weights."""
     facts = {
         "format": str(VERSION),
         "model": model.name,
@@ -117,7 +118,7 @@ def save_weights(model: Model, folder: Path, belongs: str = "", epoch: int | Non
 
 
 def versions() -> dict[str, str]:
-    """What a run depends on to repeat bit for bit, beside the machine and its number of threads."""
+    """The versions that a run needs to repeat bit for bit, besides the same machine and number of threads."""
     return {
         "fastcl": fastcl.__version__,
         "torch": torch.__version__,
@@ -129,8 +130,8 @@ def versions() -> dict[str, str]:
 def load(folder: str | Path) -> Model:
     """The model of a run folder, ready to score (eval mode, CPU).
 
-    Raises FileNotFoundError where `folder` is no run folder, ValueError where a file in it is damaged or does not
-    belong.
+    Raises FileNotFoundError where `folder` is no run folder, ValueError where one of its files is damaged or belongs to
+    another run.
 
     >>> model = load("runs/first")  # doctest: +SKIP
     """
@@ -139,7 +140,7 @@ def load(folder: str | Path) -> Model:
     path = folder / "model.safetensors"
     if not path.is_file() and not (folder / "metrics.jsonl").is_file():
         raise FileNotFoundError(f"{folder}: no epoch is finished yet; fastcl resume {folder} goes on with the training")
-    expect(path, tensorfile.read_facts(path), expected_of(folder, config))  # before a model of any size is made
+    expect(path, tensorfile.read_facts(path), expected_of(folder, config))  # before the model, which may be large
     model = build(folder)
     tensors, _ = read_tensors(path, expected_of(folder, config))
     fill(model, tensors, path)
@@ -147,7 +148,7 @@ def load(folder: str | Path) -> Model:
 
 
 def build(folder: Path) -> Model:
-    """The model that config.json and items.json describe, with other weights than those of the run."""
+    """The model that config.json and items.json describe, with initial weights instead of the run's."""
     config = read_config(folder)
     path = folder / "items.json"
     table = schema.parse(read(path), str(path))
@@ -161,13 +162,14 @@ def build(folder: Path) -> Model:
         options["users"] = tuple(table.get("users") or ())
     try:
         return MODELS[config["model"]](items, **options)
-    except Exception as error:  # a model of the user's own may raise anything, and so may torch for a size
+    except Exception as error:  # a user's own model may raise any error, and so may torch for an excessive size
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ValueError(f"{folder / 'config.json'}: config: {config['model']} refuses it ({reason})") from error
 
 
 def fill(model: Model, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Loads a state dict that came from `path`, of which tied weights are once in it; ValueError where one differs."""
+    """Loads tensors read from `path`, where tied weights stand once; ValueError where a tensor does not fit the model.
+    """
     check_tensors(model, tensors, path)
     try:
         model.load_state_dict(with_aliases(model, tensors))
@@ -176,9 +178,9 @@ def fill(model: Model, tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def check_tensors(model: Model, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """ValueError where `tensors` have other names or shapes than the model's, or whole numbers for fractions.
+    """ValueError where `tensors` differ from the model's in names, shapes, or integers against floating point.
 
-    Modules that load their state themselves (a queue) are left out: they know what else it may look like.
+    Modules that load their own state (a queue) are left out: they accept other forms of it and check these themselves.
     """
     own = tuple(
         f"{name}."
@@ -200,7 +202,8 @@ def check_tensors(model: Model, tensors: Mapping[str, Tensor], path: Path) -> No
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """config.json of a run folder, checked for being one of ours, as the present version has it."""
+    """config.json of a run folder in the form of the present version; errors where the folder holds no run of fastcl.
+    """
     path = Path(folder) / "config.json"
     if not path.is_file():
         several = ", ".join(run.name for run in runs_in(Path(folder)))
@@ -228,14 +231,14 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     name = config["model"]
     if name not in MODELS:
         known = ", ".join(MODELS)
-        hint = "; a model of your own: `fastcl --use FILE ...`, or `register` it, before its run is loaded"
+        hint = "; for a model of your own: `fastcl --use FILE ...`, or `register` it before its run is loaded"
         raise ValueError(f"{path}: expected a model of {known}, got {schema.short(name)}{hint}")
     schema.keys_fit(config["config"], MODELS[name].Config, f"{path}: config")
     return config
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, checked; none where no epoch is finished, or the model was not trained by `fit`."""
+    """The checked lines of metrics.jsonl; [] where no epoch is finished or `fit` did not train the model."""
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return []
@@ -247,20 +250,22 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The runs that `train --seed 1,2,3` made in `folder`; none where it is a run itself, or no folder of runs."""
+    """The runs that `train --seed 1,2,3` made in `folder`; [] where it is a run itself, or no folder of runs."""
     several = sorted(path.parent for path in folder.glob("seed-*/config.json"))
     return [] if (folder / "config.json").exists() else several
 
 
 def read_tensors(path: Path, expected: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors on the CPU, facts) of a tensor file of a run; ValueError for another, or other than `expected`."""
+    """(tensors on the CPU, facts) of a tensor file of a run; ValueError for another file, or for other facts than
+    `expected`.
+    """
     tensors, facts = tensorfile.read_tensors(path)
     expect(path, facts, expected)
     return tensors, facts
 
 
 def expect(path: Path, facts: Mapping[str, str], expected: Mapping[str, str]) -> None:
-    """ValueError where the tensor file at `path` is of another kind, or belongs to another model."""
+    """ValueError where the facts of the tensor file at `path` tell another kind of file or another model."""
     if facts.get("format") not in ("fastcl-run-1", str(VERSION)):
         known = f"a tensor file of version 1 to {VERSION}"
         raise ValueError(f"{path}: expected {known}, got format {schema.short(facts.get('format'))}")
@@ -283,13 +288,13 @@ def read(path: Path) -> bytes:
 
 
 def check_free(folder: Path, force: bool) -> None:
-    """FileExistsError where a run cannot be written to `folder`, or must not be without `force`. Changes nothing."""
+    """FileExistsError where a run cannot be written to `folder`, or only with `force`. Changes nothing."""
     if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
         raise FileExistsError(f"{folder}: expected a folder for the run, got a file")
     if not folder.exists():
         return
     names = {path.name for path in folder.iterdir() if path.name != lock.NAME and not writing.is_left(path.name)}
-    # What is left of a run that was killed while its folder was being written is no run yet.
+    # Files without config.json remain of a run that was killed while it was being written; they may be overwritten.
     left = set() if "config.json" in names else {name for name in names if _is_ours(folder / name)}
     if names - left and not (force or runs_in(folder)):
         raise FileExistsError(f"{folder}: exists and is not empty; --force overwrites the run in it")
@@ -297,8 +302,8 @@ def check_free(folder: Path, force: bool) -> None:
 
 
 def check_ours(folder: Path) -> None:
-    """FileExistsError where a file would be overwritten that no run of ours wrote, or where runs in `folder` would no
-    longer be found beside one in `folder` itself.
+    """FileExistsError where a run would overwrite a file that no run of fastcl wrote, or would hide runs in `folder`:
+    the folders in a run folder are not searched for runs.
     """
     several = ", ".join(run.name for run in runs_in(folder))
     if several:
@@ -313,7 +318,7 @@ def check_ours(folder: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     if not path.is_file():
-        return False  # a pipe would be waited for
+        return False  # reading a pipe would block
     try:
         if path.name == "config.json":
             return _version(schema.parse(path.read_bytes(), "")) is not None
@@ -328,7 +333,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _version(config: Any) -> int | None:
-    """Of a config.json's content; None where it is no run's."""
+    """The version in the content of a config.json; None where it is not of a run of fastcl."""
     if not isinstance(config, dict):
         return None
     if config.get("format") == "fastcl-run-1":

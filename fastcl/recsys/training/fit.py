@@ -1,7 +1,8 @@
-"""Training: fit a model, or resume a run that was interrupted; validation after every epoch, best weights kept.
+"""Trains a model (`fit`) or goes on with an interrupted run (`resume`): it validates after every epoch and keeps the
+weights of the best one.
 
-An epoch's steps are in loop.py, what a run is and how it is kept in state.py. Reads no data files, except for `resume`
-where it is given none.
+loop.py holds the steps of an epoch, state.py what a run is and how it is saved. Only `resume` reads data files, and
+only where it is given no split.
 """
 
 import errno
@@ -56,39 +57,40 @@ def fit(
     record: Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Trains `model` on split.train and leaves it in eval mode with the weights of its best epoch on split.valid,
-    or of its last one where that has no case (the split "none").
+    """Trains `model` on split.train and leaves it in eval mode, with the weights of its best epoch on split.valid, or
+    of its last epoch where split.valid has no case (the split "none").
 
-    Same seed, machine and thread count: the same weights bit for bit, interrupted (see `resume`) or not. The caller's
-    random state is neither read nor moved. With torch.distributed initialised, every process calls it with the same
-    arguments; each batch is shared out among them, and only the first process writes and reports.
+    The same seed, machine and number of threads give the same weights bit for bit, whether the training is interrupted
+    (see `resume`) or not. The caller's random state is neither read nor changed. With torch.distributed initialised,
+    every process calls `fit` with the same arguments; each batch is divided among the processes, and only the first
+    process writes and reports.
 
     Args:
         epochs: passes over the train clicks, >= 1.
-        lr: learning rate of the first step; None: the model's config.
-        out: run folder, written before the first step; None: nothing is written. One that exists and is not empty is
-            refused unless `force`.
-        seed: of batch order, dropout and negatives (the initial weights have the model's own), >= 0.
+        lr: learning rate of the first step; None: that of the model's config.
+        out: run folder, written before the first step; None: nothing is written. A folder that is not empty is refused
+            unless `force`.
+        seed: seed of batch order, dropout and negatives, >= 0; the initial weights come from the model's own seed.
         seen: "mask" or "keep", how validation treats items of the history.
-        metric: decides which epoch is the best: "recall", "hr", "ndcg", "mrr" or "map" at any cut-off ("recall@20";
-            without one at 10), or "auc", on split.valid with all items ranked.
+        metric: the metric on split.valid, with all items ranked, that decides which epoch is the best: "recall", "hr",
+            "ndcg", "mrr" or "map" at any cut-off ("recall@20"; default cut-off 10), or "auc".
         patience: stop after so many epochs without a new best, >= 1; None: never.
-        schedule: "linear", the learning rate falls to 0 over the steps of all `epochs`, or "constant".
+        schedule: "linear": the learning rate falls to 0 over the steps of all `epochs`; or "constant".
         precision: "float32", or "bfloat16": the loss runs under torch.autocast; weights, optimiser and validation stay
             float32.
-        accumulate: batches a step, >= 1. For a loss over targets (SASRec) the step is that of one batch so many times
-            as large. For one with in-batch negatives (CLRec) it is the mean of the batches' losses: each keeps its own
-            negatives, so only `batch` changes their number.
+        accumulate: batches per step, >= 1. For a loss over targets (SASRec) a step equals that of one batch
+            `accumulate` times as large. A loss with in-batch negatives (CLRec) is averaged over the batches, each with
+            its own negatives, so that only `batch` changes the number of negatives.
         save_every: seconds between two checkpoints within an epoch, >= 0.
-        record: joins config.json (the data's path and options, say).
-        progress: report on stderr: a bar on a terminal, a line an epoch elsewhere.
+        record: further fields of config.json, such as the path and options of the data.
+        progress: whether to report on stderr, with a bar on a terminal and a line per epoch elsewhere.
 
-    Returns: one dict an epoch: epoch, loss (mean over the steps), loss_parts (of each term, where the model's loss has
-        several), recall@10, ndcg@10 and `metric` (validation, if any), seconds (training alone), best (whether its
-        weights are the best so far); the same lines as metrics.jsonl.
+    Returns: one dict per epoch, as in metrics.jsonl: epoch, loss (mean over the steps), loss_parts (each term, where
+        the model's loss has several), recall@10, ndcg@10 and `metric` (of validation, if any), seconds (of training
+        alone), best (whether the epoch is the best so far).
 
-    Raises FloatingPointError when the loss stops being finite; ValueError for a bad option, a split whose items are not
-    those of the model, or one in which no user has two train clicks, so that there is no target to train on.
+    Raises FloatingPointError when the loss stops being finite; ValueError for a bad option, a split with other items
+    than the model's, or one in which no user has two train clicks, so that there is no target to train on.
 
     >>> from fastcl.recsys import SASRec, bundled
     >>> split = bundled("purchases").split()
@@ -131,22 +133,22 @@ def resume(
 ) -> list[dict[str, Any]]:
     """Goes on with the run in `folder` from its last checkpoint; `load(folder)` then gives its best model.
 
-    The end is the same bit for bit as without the interruption (same machine, same versions; the number of threads is
-    taken from the run). A run that is complete is left as it is, and may be in a folder that cannot be written.
+    On the same machine with the same versions the result equals that of an uninterrupted run bit for bit; the number of
+    threads is taken from the run. A complete run is left as it is; its folder need not be writable.
 
     Args:
         split: the data of the run; None: read from where config.json says.
-        progress: report on stderr.
-        data: where the data is now, without `split`; None: where it was.
-        epochs: extends the run to so many epochs in all, complete or not; None: as many as it was begun with. With the
-            schedule "constant" the end is that of a run begun with so many, bit for bit. With "linear" it is not: the
-            epochs before had the learning rates of the shorter run, and those to come have the rates of the longer one,
-            which rise again first; config.json then says so ("extended"), and so does a note on stderr. A run that
-            `patience` has ended stays ended: more epochs would not have been trained from the start either.
+        progress: whether to report on stderr.
+        data: without `split`, the path of the data; None: the path in config.json.
+        epochs: extends the run, complete or not, to `epochs` in all; None: the number it was begun with. With the
+            schedule "constant" the result equals that of a run begun with `epochs`, bit for bit. With "linear" it does
+            not: finished epochs had the learning rates of the shorter run, and later epochs have those of the longer
+            run, which begin higher. config.json ("extended") and a note on stderr say so. A run that `patience` has
+            ended stays ended, as it would with more epochs from the start.
 
-    Returns: all lines of metrics.jsonl, as `fit` does. Raises FileNotFoundError where there is no run or no data,
-        ValueError where a file of it is damaged or was changed, the data is another, the number of processes is, or
-        `epochs` are fewer than the run has, OSError where another process is training in the folder.
+    Returns: all lines of metrics.jsonl, as `fit` does. Raises FileNotFoundError where there is no run or no data;
+        ValueError where a file of the run is damaged or was changed, the data or the number of processes differs from
+        the run's, or `epochs` is less than the run has; OSError where another process is training in the folder.
 
     >>> resume("runs/first")  # doctest: +SKIP
     """
@@ -156,7 +158,7 @@ def resume(
     with processes.threads(threads), processes.processes(device), ExitStack() as stack:
         unwritable: OSError | None = None
         with processes.together():
-            checkpoint.read_config(folder)  # before a lock is put into what is no run
+            checkpoint.read_config(folder)  # first, so that no lock is put into a folder that is no run
             try:
                 stack.enter_context(lock.held(folder))
                 writing.sweep(folder)
@@ -175,8 +177,8 @@ def go_on(
     unwritable: OSError | None = None,
     epochs: int | None = None,
 ) -> list[dict[str, Any]]:
-    """What `resume` does once the folder is locked, or is known not to be writable; raises that unless the run is
-    complete.
+    """What `resume` does once the folder is locked. unwritable: the error of a folder that cannot be written, raised
+    unless the run is complete.
     """
     with processes.together(), enough_memory():
         config = checkpoint.read_config(folder)
@@ -253,7 +255,7 @@ def _train(run: Run, progress: bool) -> list[dict[str, Any]]:
 
 
 def _best_weights(run: Run) -> dict[str, Tensor]:
-    """Of a run that goes on, and brings its files up to last.safetensors, which is written before them."""
+    """The best weights of a run that goes on. Brings its other files up to last.safetensors, which is written first."""
     if run.folder is None or run.progress.best is None:
         return {}
     if run.progress.step == 0 and run.progress.history[-1]["best"]:
@@ -285,7 +287,7 @@ def _metrics(run: Run) -> str:
 
 
 def _publish(run: Run) -> None:
-    """model.safetensors and metrics.jsonl as of the last finished epoch."""
+    """Writes model.safetensors and metrics.jsonl as of the last finished epoch."""
     history = run.progress.history
     with processes.together():
         if run.folder is None or not history or not processes.leads():
@@ -296,7 +298,7 @@ def _publish(run: Run) -> None:
 
 
 def _published(run: Run) -> dict[str, Tensor] | None:
-    """The weights in model.safetensors where it and metrics.jsonl are those of the last finished epoch."""
+    """The weights in model.safetensors; None unless that file and metrics.jsonl are as of the last finished epoch."""
     assert run.folder is not None, "a run that goes on has a folder"
     try:
         wanted = {"model": run.model.name, "belongs": run.facts["belongs"]}
@@ -309,8 +311,7 @@ def _published(run: Run) -> dict[str, Tensor] | None:
 
 
 def _validate(run: Run) -> dict[str, float]:
-    """Means over all validation cases, none where there are no cases; each process scores its own part of them, none
-    scores one twice.
+    """The metrics as means over all validation cases; {} without cases. Each process scores a different part of them.
     """
     valid = run.split.valid
     if not len(valid):
@@ -323,7 +324,7 @@ def _validate(run: Run) -> dict[str, float]:
         try:
             options: dict[str, Any] = {"counts": run.split.counts, "seen": run.settings.seen, "metrics": names}
             scores = evaluate(run.model.eval(), part, **options)
-        except NotNumbers as error:  # a step too long at the end of the epoch, which no loss has seen
+        except NotNumbers as error:  # the last step of the epoch made weights NaN, which no loss has shown yet
             raise FloatingPointError(f"{error}, in validation; try a lower lr than {run.settings.lr}") from error
         if processes.count() == 1:
             return {name: scores[name] for name in names}

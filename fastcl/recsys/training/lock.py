@@ -1,4 +1,4 @@
-"""One writer a run folder: a lock that ends with its process, however that ends. Readers need none."""
+"""A lock that allows one writer per run folder and ends with its process, however that ends. Readers need no lock."""
 
 import errno
 import os
@@ -18,10 +18,10 @@ class LockedError(OSError):
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """The lock on `folder`, which is made if missing and removed again where nothing was put into it.
+    """Holds the lock on `folder`, which is made if missing and removed again if it stays empty.
 
-    Of several processes that train one model, the first holds it for all. Raises LockedError where another process
-    has it, naming that process.
+    Of several processes that train one model, the first holds the lock for all. Raises LockedError, which names the
+    process that holds it, where another process does.
     """
     if not processes.leads():
         yield
@@ -55,7 +55,7 @@ def _locked(folder: Path) -> int:
                 who = f"process {holder}" if holder else "another process"
                 advice = "wait for its end, or choose another folder"
                 raise LockedError(errno.EBUSY, f"{who} is training in it; {advice}", str(folder))
-            if os.fstat(descriptor).st_nlink:  # else its holder removed it on leaving, before the lock was ours
+            if os.fstat(descriptor).st_nlink:  # 0: the holder before removed the file on leaving, so it locks nothing
                 os.truncate(descriptor, 0)
                 os.write(descriptor, f"{os.getpid()}\n".encode())
                 return descriptor

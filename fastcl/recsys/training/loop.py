@@ -1,7 +1,8 @@
-"""One epoch of training: batches into optimiser steps, with a learning rate that falls or what the caller makes of it,
-mixed precision, several batches a step and several processes.
+"""One epoch of training: turns batches into optimiser steps, with a schedule of the learning rate, mixed precision,
+several batches per step and several processes.
 
-It knows models only through `batches`, `steps`, `targets`, `parts` and `after_step`; no validation, no files.
+It uses only the methods `batches`, `steps`, `targets`, `parts` and `after_step` of models. It does not validate and
+touches no files.
 """
 
 import itertools
@@ -33,7 +34,7 @@ class Run:
     """A training under way.
 
     folder: None where nothing is written. rate: maps the fraction of planned steps already done (0..1) to a multiplier
-    of the initial learning rate. facts: what the run's tensor files say of it (`state.facts_of`).
+    of the initial learning rate. facts: the facts about the run that its tensor files hold (`state.facts_of`).
     """
 
     model: Model
@@ -47,7 +48,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of an epoch."""
+        """Optimiser steps per epoch."""
         return -(-self.model.steps(self.split.train) // self.settings.accumulate)
 
 
@@ -59,11 +60,11 @@ def new_run(
     betas: tuple[float, float] = (0.9, 0.98),
     rate: Callable[[float], float] | None = None,
 ) -> Run:
-    """A training that has not begun. ValueError where `check` finds that there can be none.
+    """A training that has not begun. Raises what `check` raises.
 
     rate: as in `Run`; None: the schedule of the settings.
 
-    beta2 = 0.98 as in the code of both papers: rarely clicked items move too far under 0.999.
+    beta2 is 0.98 as in the code of the papers on CLRec and ContrastVAE: with 0.999 rarely clicked items move too far.
     """
     check(model, split, settings)
     optimizer = RowAdam(model.parameters(), lr=settings.lr, betas=betas)
@@ -71,8 +72,8 @@ def new_run(
 
 
 def check(model: Model, split: Split, settings: Settings) -> None:
-    """ValueError where the items of `model` are not those of `split`, numbered alike, where nothing trains it, where a
-    `frozen` block holds it, or where training is to end by a validation for which nothing is held out.
+    """ValueError where `model` and `split` have different item tables, where there is nothing to train on, where a
+    `frozen` block holds the model, or where `patience` is given without validation cases.
     """
     check_not_frozen(model)
     if settings.patience is not None and not len(split.valid):
@@ -86,15 +87,15 @@ def check(model: Model, split: Split, settings: Settings) -> None:
 
 
 def epoch(run: Run, save: Callable[[], None] = lambda: None, label: str = "") -> dict[str, float]:
-    """The rest of the epoch that `run.progress` stands in; returns the mean over its steps of each part of the loss.
+    """Trains the rest of the epoch that `run.progress` is in; returns each part of the loss, averaged over its steps.
 
-    save: called between two steps once `save_every` seconds have passed since the last time, where no row of a table is
-    late. label: of the bar on a terminal, "" for none.
+    save: called between two steps once `save_every` seconds have passed since the last call and no row of a table is
+    late (rowadam.py). label: label of the bar on a terminal; "": no bar.
     """
     model, settings, progress = run.model, run.settings, run.progress
     number = len(progress.history) + 1
     if progress.step == 0:
-        # Dropout differs between the processes, the order of the batches must not.
+        # Each process draws its own dropout; the order of the batches is the same in all.
         torch.manual_seed(int(np.random.SeedSequence((settings.seed, number, processes.rank())).generate_state(1)[0]))
     batches = model.batches(run.split.train, np.random.default_rng((settings.seed, number)))
     groups = itertools.islice(_grouped(batches, settings.accumulate), progress.step, None)
@@ -123,13 +124,13 @@ def epoch(run: Run, save: Callable[[], None] = lambda: None, label: str = "") ->
 
 
 def step(run: Run, batches: list[Any]) -> Tensor:
-    """One optimiser step; returns the parts of its loss, means over the targets of all its batches in all processes."""
+    """One optimiser step. Returns the parts of its loss as means over the targets of all batches in all processes."""
     model, optimizer = run.model, run.optimizer
     precision = torch.autocast(model.device.type, torch.bfloat16, enabled=run.settings.precision == "bfloat16")
     alone = len(batches) == 1 and processes.count() == 1
     weights = [1 if alone else model.targets(batch) for batch in batches]
     optimizer.zero_grad()
-    # A process whose share of a batch is empty adds zeros: hence the names, which no batch is needed for.
+    # `part_names` gives the number of parts without a batch, so that a process whose share is empty can add zeros.
     sums = torch.zeros(len(model.part_names) + 1, dtype=torch.float64, device=model.device)
     for batch, weight in zip(batches, weights, strict=True):
         if weight:

@@ -1,4 +1,4 @@
-"""The tensors of a model as files have them: each storage once, whatever the number of its names."""
+"""The tensors of a model as files hold them: tensors with several names (tied weights) are stored once."""
 
 import itertools
 from collections.abc import Mapping
@@ -8,17 +8,17 @@ from torch import Tensor, nn
 
 
 def distinct(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict, of tensors with several names (tied weights) under the first one only.
+    """The state dict, in which a tensor with several names (tied weights) stands under its first name only.
 
-    Raises ValueError where tensors share a part of their memory without being the same, or elements of one theirs;
-    TypeError where one is none, or sparse.
+    Raises ValueError where two different tensors overlap in memory, or the elements of one tensor do (expand);
+    TypeError where an entry is no tensor, or is sparse.
     """
     again = aliases(model)
     return {name: tensor for name, tensor in model.state_dict().items() if name not in again}
 
 
 def with_aliases(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `distinct` left out beside it: a whole state dict."""
+    """The whole state dict: what `distinct` gave, with the further names of tied weights."""
     return {**tensors, **{alias: tensors[name] for alias, name in aliases(model).items() if name in tensors}}
 
 

@@ -1,6 +1,6 @@
-"""Threads and processes: joining those that train one model, who leads, and the few things they tell each other.
+"""Threads and processes: how the processes that train one model join, which of them leads, and what they exchange.
 
-Everything here is also right for a process that is alone, without torch.distributed. No training, no files.
+Every function also works in a single process without torch.distributed. Nothing here trains or touches files.
 """
 
 import builtins
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from fastcl.recsys.options import at_least
 
-_groups = itertools.count()  # that this process has joined: their names in the store
-_problems = itertools.count()  # that all processes were told of
+_groups = itertools.count()  # numbers the groups that this process has joined, for their names in the store
+_problems = itertools.count()  # numbers the errors that all processes were told of
 
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """torch's threads of this process, for as long as it lasts."""
+    """A block in which torch uses `number` threads in this process."""
     at_least(1, "threads", number)
     before = torch.get_num_threads()
     torch.set_num_threads(number)
@@ -35,9 +35,9 @@ def threads(number: int) -> Iterator[None]:
 
 @contextmanager
 def processes(device: str) -> Iterator[torch.device]:
-    """Joins the processes that torchrun started, if it did (nccl for "cuda", gloo for "cpu"), and leaves them again.
+    """A block in which the processes that torchrun started, if it did, are one group (nccl for "cuda", gloo for "cpu").
 
-    Yields this process's device. Raises ValueError where `device` is "cuda" and there is none.
+    Yields this process's device. Raises ValueError where `device` is "cuda" and there is no CUDA device.
     """
     place = device_of(device)
     if not dist.is_torchelastic_launched() or dist.is_initialized():
@@ -46,7 +46,7 @@ def processes(device: str) -> Iterator[torch.device]:
     if device == "cuda":
         torch.cuda.set_device(place)
     store, own, size = next(dist.rendezvous("env://"))
-    # Rank 0 may read a large log or score all validation cases while the others wait.
+    # The other processes may wait long for rank 0, for example while it reads a large log.
     patience = timedelta(hours=2)
     backend = "nccl" if device == "cuda" else "gloo"
     group = f"fastcl/{next(_groups)}"
@@ -69,8 +69,8 @@ def device_of(device: str) -> torch.device:
 
 
 def _leave(store: dist.Store, group: str, size: int) -> None:
-    """Until every process is out of its last collective: gloo may abort one whose peer ends the group meanwhile, which
-    a barrier, being a collective itself, cannot prevent. The store is torchrun's and outlives them all.
+    """Waits until every process has left its last collective. gloo may abort a collective whose peer ends the group
+    meanwhile; a barrier cannot prevent that, since it is a collective too. The store is torchrun's and outlives all.
     """
     if store.add(f"{group}/left", 1) == size:
         store.set(f"{group}/empty", "")
@@ -91,13 +91,13 @@ def leads() -> bool:
 
 
 def wait() -> None:
-    """Until every process has come here."""
+    """Waits until every process has called this function."""
     if count() > 1:
         dist.barrier()
 
 
 def add(values: Tensor) -> Tensor:
-    """The sum of all processes' `values`, the same bits in each of them."""
+    """The sum of all processes' `values`, with the same bits in every process."""
     if count() == 1:
         return values
     everyone = [torch.empty_like(values) for _ in range(count())]
@@ -109,7 +109,7 @@ def add(values: Tensor) -> Tensor:
 
 
 def add_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replaces every gradient by its sum over the processes, which is dense; a missing one counts as zeros."""
+    """Replaces every gradient by its dense sum over the processes; a missing gradient counts as zeros."""
     if count() == 1:
         return
     learning = [p for p in parameters if p.requires_grad]
@@ -146,10 +146,10 @@ def collect(data: bytes) -> list[bytes]:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """What one process raises inside is raised in all of them, so that none waits for one that has gone.
+    """A block whose error in one process is raised in all processes, so that none waits for a process that has ended.
 
-    Every process comes here, and does nothing inside that needs the others. The others raise an error of the same
-    built-in type, or a RuntimeError, that names the process.
+    Every process must enter the block, and must not wait for another one inside. The other processes raise an error of
+    the same built-in type, or a RuntimeError, that names the failing process.
     """
     problem: Exception | None = None
     try:
@@ -172,7 +172,7 @@ def together() -> Iterator[None]:
 
 
 def agree(facts: Mapping[str, str]) -> None:
-    """ValueError in every process where one of `facts` is another in some process."""
+    """ValueError in every process where the processes differ in one of `facts`."""
     told = [json.loads(data) for data in collect(json.dumps(dict(facts)).encode())]
     with together():
         for number, theirs in enumerate(told):
@@ -184,18 +184,18 @@ def agree(facts: Mapping[str, str]) -> None:
 
 
 def decided(wish: bool) -> bool:
-    """The first process's wish, in all of them."""
+    """The first process's `wish`, returned in every process."""
     return bool(add(torch.tensor(float(wish and leads()), device=_place()))) if count() > 1 else wish
 
 
 def _kind(error: Exception) -> str:
-    """The nearest built-in type that a text alone makes."""
+    """The name of the nearest built-in base class that can be made from a text alone."""
     names = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
     return "ValueError" if isinstance(error, UnicodeError) else next(names)
 
 
 def _all_have_it() -> None:
-    """Until every process has left the collective before: see `_leave`."""
+    """Waits until every process has left the collective before; `_leave` says why."""
     store = dist.distributed_c10d._get_default_store()
     name = f"fastcl/problem/{next(_problems)}"
     if store.add(name, 1) == count():
@@ -204,5 +204,5 @@ def _all_have_it() -> None:
 
 
 def _place() -> torch.device:
-    """Where the tensors of a collective are."""
+    """The device that the tensors of a collective must be on."""
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from fastcl.late import Betas, LateAdam
 from fastcl.recsys.models.rowtable import RowTable
 
-SETTLE = 512  # steps between two moments at which no row is late
+SETTLE = 512  # after so many steps all rows are brought up to date
 
 
 class RowAdam(torch.optim.Adam):
-    """torch.optim.Adam, and in a block of `reading` also for tables whose gradients are sparse. The state is Adam's."""
+    """torch.optim.Adam that, inside a block of `reading`, also takes sparse gradients of row tables. Its state has the
+    form of Adam's.
+    """
 
     def __init__(self, parameters: Any, lr: float, betas: tuple[float, float]) -> None:
         super().__init__(parameters, lr=lr, betas=betas, fused=True)
@@ -45,7 +47,7 @@ class RowAdam(torch.optim.Adam):
 
     @property
     def settled(self) -> bool:
-        """Whether no row is late: weights and state are then what Adam over the whole tables would have."""
+        """Whether no row is late, so that weights and state are those of Adam over the whole tables."""
         return all(late.count == late.settled for late in self._late.values())
 
     def settle(self) -> None:
@@ -54,7 +56,7 @@ class RowAdam(torch.optim.Adam):
             late.settle()
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step: row tables with a sparse gradient by their rows, all else as Adam does."""
+        """One step. Row tables with a sparse gradient move by rows; all other parameters move as in Adam."""
         whole = []
         for group in self.param_groups:
             for weight in group["params"]:

@@ -1,4 +1,4 @@
-"""Where a run begins, or goes on: a folder that is free and locked, what all processes agree on, the first files.
+"""The start of a run, new or resumed: a free and locked folder, what all processes must agree on, the first files.
 
 Nothing here trains or scores.
 """
@@ -23,7 +23,7 @@ from fastcl.recsys.training.state import Settings
 
 
 def reserve(stack: ExitStack, folder: Path, force: bool) -> None:
-    """Locks a folder to write a run to until `stack` ends; OSError where a run may not be written to it."""
+    """Locks the folder of a new run until `stack` ends; OSError where a run may not be written to it."""
     if processes.leads():
         checkpoint.check_free(folder, force)
         stack.enter_context(lock.held(folder))
@@ -31,7 +31,7 @@ def reserve(stack: ExitStack, folder: Path, force: bool) -> None:
 
 
 def alike_facts(model: Model, split: Split, settings: Settings) -> dict[str, str]:
-    """What must be the same in all processes that train one model, in words; threads may differ between machines."""
+    """The facts that must be equal in all processes that train one model. Threads may differ between machines."""
     shapes = [(name, list(tensor.shape)) for name, tensor in distinct(model).items()]
     facts = {"model": f"{model.name} {asdict(model.config)}", "shapes of the model": str(shapes)}
     chosen = {name: str(value) for name, value in vars(settings).items() if name not in ("threads", "save_every")}
@@ -46,9 +46,9 @@ def begin(
     force: bool = False,
     record: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
-    """Writes a run for training that has not begun, which `resume` can do, to a folder that is locked (`reserve`).
+    """Writes a run whose training has not begun to a locked folder (`reserve`), so that `resume` can train it.
 
-    An earlier run in it is removed once the new one is written. Returns the facts of the run's tensor files.
+    A run that the folder holds is removed once the new one is written. Returns the facts of the run's tensor files.
     """
     with processes.together():
         data = state.fingerprint(split)
@@ -70,8 +70,8 @@ def begin(
 
 
 def extend(run: loop.Run, config: dict[str, Any], epochs: int) -> dict[str, Any]:
-    """Plans so many epochs for a restored run: changes its settings, and both files that hold them. Every process calls
-    it, the first one writes. Returns the new content of config.json.
+    """Sets the number of epochs of a restored run, in its settings and in both files that hold them. Every process
+    calls this function and the first one writes. Returns the new content of config.json.
     """
     assert run.folder is not None, "a run that goes on has a folder"
     before, done = run.settings, len(run.progress.history)
@@ -87,7 +87,7 @@ def extend(run: loop.Run, config: dict[str, Any], epochs: int) -> dict[str, Any]
     run.facts = state.facts_of(run.settings, facts["data_sha256"], run.facts["belongs"])
     tensors = state.content(run.model, run.optimizer, run.progress, run.facts)
     if processes.leads():
-        # One after the other, so that neither is ever missing; killed in between, the same command begins again here.
+        # Each write replaces a whole file. After a kill between the two the same command comes here and repeats both.
         tensorfile.write_tensors(run.folder / state.LAST, *tensors)
         writing.write_text(run.folder / "config.json", json.dumps(config, indent=2) + "\n")
     return config
@@ -101,7 +101,7 @@ def own_random_state(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def enough_memory() -> Iterator[None]:
-    """Says what to do about it where memory ends, which torch reports as one of many errors: MemoryError."""
+    """A block in which lack of memory, which torch reports by errors of many types, is a MemoryError with advice."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -118,13 +118,13 @@ def enough_memory() -> Iterator[None]:
 
 
 def check_unchanged(folder: Path, now: Mapping[str, str], epochs: int | None) -> None:
-    """Compares config.json with the settings that last.safetensors was written with.
+    """ValueError where config.json and last.safetensors hold different settings that change the result.
 
-    epochs: to which the run is about to be extended; last.safetensors may have them already (`extend`).
+    epochs: the number to which the run is about to be extended; last.safetensors may hold it already (`extend`).
     """
     facts = tensorfile.read_facts(folder / state.LAST)
     if "settings" not in facts:
-        return  # of a run of version 1
+        return  # runs of version 1 hold no settings there
     where = f"{folder / state.LAST}: settings"
     then = schema.parse(facts["settings"], where)
     schema.fits(then, dict[str, Any], where)

@@ -1,7 +1,8 @@
-"""What a training run is (Settings), how far it has come (Progress), and last.safetensors, which holds all of it.
+"""The settings of a training run, its progress, and last.safetensors, which holds both with the tensors.
 
-The random numbers of an epoch depend on the seed, the epoch and the process alone, so between epochs there is no
-generator to keep; within one, torch's is kept and the batches already done are drawn again. No training here.
+The random numbers of an epoch depend on the seed, the epoch and the process alone, so that no generator is saved
+between epochs. A checkpoint within an epoch saves torch's generator; on resuming, the batches already done are drawn
+again. Nothing here trains.
 """
 
 import hashlib
@@ -25,20 +26,20 @@ from fastcl.recsys.options import above, at_least, between, one_of
 from fastcl.recsys.training import checkpoint, processes, tensorfile
 from fastcl.recsys.training.modelstate import distinct
 
-METRICS = ("ndcg@10", "recall@10")  # of validation, in every metrics.jsonl; the metric of the run joins them
-# Learning rate schedules: the fraction of the planned steps already done (0..1) to a multiplier of the first rate.
+METRICS = ("ndcg@10", "recall@10")  # validation always measures these metrics, besides the metric of the run
+# Schedules map the fraction of planned steps already done (0..1) to a multiplier of the initial learning rate.
 SCHEDULES: dict[str, Callable[[float], float]] = {"linear": lambda done: 1.0 - done, "constant": lambda done: 1.0}
 PRECISIONS = ("float32", "bfloat16")
 DEVICES = ("cpu", "cuda", "mps", "xpu")
-THREADS = 4096  # more than a machine has: starting them would be an attack on it
+THREADS = 4096  # the most that a config.json may ask for; a damaged one must not start millions
 LAST = "last.safetensors"
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # what Adam keeps of each parameter that had a gradient
-# Settings that may be changed in a run that goes on: they decide nothing of the result, or its last bits alone.
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # the state that Adam keeps for each parameter that had a gradient
+# Settings that may differ when a run goes on: they change nothing in the result, or only its last bits.
 FREE = ("save_every", "threads", "device")
 
 
 def validation_metric(metric: str) -> str:
-    """The metric that decides which epoch is the best, with its cut-off: any that is a mean over the cases.
+    """The metric that decides which epoch is the best, with its cut-off. ValueError unless it is a mean over the cases.
 
     >>> validation_metric("recall"), validation_metric("ndcg@20")
     ('recall@10', 'ndcg@20')
@@ -52,7 +53,9 @@ def validation_metric(metric: str) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of `fit`, resolved, and what bit-equal repetition asks of the machine; in config.json as they are."""
+    """The resolved options of `fit`, and the properties of the machine that bit-equal repetition needs. config.json
+    holds them under the same names.
+    """
 
     epochs: int
     lr: float
@@ -87,14 +90,14 @@ class Settings:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What validation measures."""
+        """The metrics that validation measures."""
         return tuple(dict.fromkeys((*METRICS, self.metric)))
 
     @classmethod
     def recorded(cls, config: Mapping[str, Any]) -> "Settings":
-        """From the content of a config.json; ValueError where it holds no such settings."""
+        """The settings in the content of a config.json; ValueError where it lacks one or holds other values."""
         where = "config.json: expected the settings of a training run"
-        config = {"schedule": "linear", **config}  # which runs that do not say had
+        config = {"schedule": "linear", **config}  # runs that record no schedule had the linear one
         missing = [name for name in cls.__dataclass_fields__ if name not in config]
         if missing:
             raise ValueError(f"{where}, got none of {missing[0]}")
@@ -108,8 +111,8 @@ class Settings:
 
 @dataclass
 class Progress:
-    """history: one line for every finished epoch. The rest is of the epoch under way: optimiser steps done, the sum
-    of their losses (a number for each part, none before the first step), seconds spent.
+    """history: one line for every finished epoch. The other fields describe the epoch under way. step: optimiser steps
+    done. total: the sum of their losses, one number per part; empty before the first step. seconds: time spent.
     """
 
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -123,7 +126,7 @@ class Progress:
         return next((line for line in reversed(self.history) if line["best"]), None)
 
     def done(self, settings: Settings) -> bool:
-        """After the last epoch, or `patience` epochs after the best one."""
+        """Whether the run is complete: after the last epoch, or `patience` epochs after the best one."""
         late = len(self.history) - int(self.best["epoch"]) if self.best else 0
         return len(self.history) >= settings.epochs or (settings.patience is not None and late >= settings.patience)
 
@@ -134,10 +137,10 @@ Content = tuple[dict[str, Tensor], dict[str, str]]
 def content(
     model: Model, optimizer: torch.optim.Optimizer, progress: Progress, facts: Mapping[str, str] | None = None
 ) -> Content:
-    """The tensors and facts of last.safetensors. Every process calls it, and the first one has all of them.
+    """The tensors and facts of last.safetensors. Every process calls this function; only the first gets all tensors.
 
-    What learns and the optimiser are alike in all processes; frozen parameters (an encoder that follows another),
-    buffers (a queue) and random states are each one's own. facts: the run's own (`facts_of`), further ones.
+    Learned parameters and the optimiser's state are equal in all processes. Each process has its own frozen parameters
+    (an encoder that follows another), buffers (a queue) and random states. facts: the facts of the run (`facts_of`).
     """
     names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     kept = distinct(model)
@@ -157,7 +160,9 @@ def content(
 
 
 def facts_of(settings: Settings, data: str, belongs: str) -> dict[str, str]:
-    """What last.safetensors says of its run. data: its `fingerprint`; belongs: its `checkpoint.identity`."""
+    """The facts about its run that last.safetensors holds. data: the `fingerprint` of the split; belongs: the
+    `checkpoint.identity` of the model.
+    """
     return {"belongs": belongs, "settings": json.dumps({**vars(settings), "data_sha256": data})}
 
 
@@ -168,7 +173,7 @@ def save(
     progress: Progress,
     facts: Mapping[str, str] | None = None,
 ) -> None:
-    """Replaces last.safetensors; every process calls it, the first one writes."""
+    """Replaces last.safetensors. Every process calls this function and the first one writes."""
     found = content(model, optimizer, progress, facts)
     with processes.together():
         if processes.leads():
@@ -178,10 +183,10 @@ def save(
 def restore(
     folder: Path, model: Model, optimizer: torch.optim.Adam, expected: Mapping[str, str] | None = None
 ) -> Progress:
-    """Puts model, optimiser and torch's random state back to where `save` was called.
+    """Restores the model, the optimiser and torch's random state from last.safetensors; returns the progress.
 
-    Raises ValueError where last.safetensors is damaged, says other things than `expected`, or does not fit the model:
-    names, shapes and types of all tensors are compared with what the model and its optimiser would make.
+    Raises ValueError where the file is damaged, holds other facts than `expected`, or has tensors whose names, shapes
+    or types differ from those of the model and its optimiser.
     """
     path = folder / LAST
     wanted = {"kind": "training", "model": model.name, **(expected or {})}
@@ -211,10 +216,10 @@ def _progress(text: str, where: str) -> Progress:
 def _moments(
     path: Path, found: Mapping[str, Tensor], named: str | None, model: Model, progress: Progress
 ) -> dict[int, dict[str, Tensor]]:
-    """The optimiser's state by the number of the parameter; ValueError where one would not fit it."""
+    """Number of a parameter -> its state in the optimiser; ValueError where a state does not fit its parameter."""
     learning = dict(model.named_parameters())
     having = sorted({key.partition("/")[2] for key in found})
-    if named is not None:  # not of a run of version 1
+    if named is not None:  # runs of version 1 do not name the parameters with gradients
         having = schema.parse(named, f"{path}: moments")
         schema.fits(having, list[str], f"{path}: moments")
     expected = {f"{kind}/{name}" for name in having for kind in MOMENTS}
@@ -245,7 +250,7 @@ def _restore_random(path: Path, own: Mapping[str, Tensor], device: torch.device)
     for name, now in _random_states(device).items():
         saved = own.get(name)
         if saved is None and name != "random":
-            continue  # begun without CUDA
+            continue  # the run was begun without CUDA
         if saved is None or saved.dtype != now.dtype or saved.shape != now.shape:
             got = "none" if saved is None else f"{saved.dtype} {list(saved.shape)}"
             raise ValueError(f"{path}: {name}: expected {now.dtype} {list(now.shape)}, got {got}")
@@ -256,7 +261,7 @@ def _restore_random(path: Path, own: Mapping[str, Tensor], device: torch.device)
 
 
 def fingerprint(split: Split) -> str:
-    """Of the clicks that training sees and the cases that validation asks: the same data gives the same one."""
+    """A digest of the clicks that training sees and of the validation cases."""
     train, valid = split.train, split.valid
     several = [] if valid.offsets is None else [valid.offsets]
     held = (valid.history.offsets, valid.history.item, valid.target, *several)
@@ -264,7 +269,7 @@ def fingerprint(split: Split) -> str:
 
 
 def cases_fingerprint(split: Split) -> str:
-    """Of the cases that a test asks, which the training does not see."""
+    """A digest of the test cases, which training does not see."""
     several = [] if split.test.offsets is None else [split.test.offsets]
     return _digest(split.test.history.offsets, split.test.history.item, split.test.target, *several)
 

@@ -1,7 +1,7 @@
 """Tensors and a few facts about them in one safetensors file, with a checksum over both.
 
-The writing is our own: tensors go to the file a piece at a time, and the header has one order, so that equal tensors
-and facts make equal bytes. The reading is that of the safetensors library. No pickle.
+This module writes files itself, a piece of a tensor at a time and with the header in a fixed order, so that equal
+tensors and facts make equal bytes. It reads with the safetensors library and never uses pickle.
 """
 
 import hashlib
@@ -23,8 +23,10 @@ _NAMES = {
 
 
 def tensor_parts(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> Iterator[bytes | memoryview]:
-    """A safetensors file of the tensors (of any device and layout) with `facts` and their checksum as its metadata."""
-    # As safetensors orders them: those of the largest elements first, so that all of them are aligned.
+    """The bytes of a safetensors file of the tensors (on any device, of any strides). Its metadata holds `facts` and
+    the checksum.
+    """
+    # The order of safetensors: tensors of the largest elements first, so that all tensors are aligned.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {"__metadata__": dict(sorted({**facts, "sha256": digest(tensors, facts)}.items()))}
     end = 0
@@ -47,12 +49,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors on the CPU, facts) of a file of `write_tensors`; ValueError for another, or a damaged one."""
+    """(tensors on the CPU, facts) of a file that `write_tensors` wrote; ValueError for any other or damaged file."""
     with _open(path) as file:
         facts = _facts(path, file)
         try:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except Exception as error:  # SafetensorError shares no base with the others
+        except Exception as error:  # SafetensorError shares no base class with the other errors of the library
             raise _damaged(path, error) from error
     if facts.pop("sha256") != digest(tensors, facts):
         raise ValueError(f"{path}: damaged, its content does not match its checksum")
@@ -60,7 +62,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def read_facts(path: Path) -> dict[str, str]:
-    """The facts alone, without a look at the tensors or the checksum."""
+    """The facts alone; neither the tensors nor the checksum are read."""
     with _open(path) as file:
         facts = _facts(path, file)
     facts.pop("sha256")
@@ -69,7 +71,7 @@ def read_facts(path: Path) -> dict[str, str]:
 
 def digest(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
     found = hashlib.sha256()
-    for name in sorted(facts.keys() - {"format", "model"}):  # these two are compared themselves
+    for name in sorted(facts.keys() - {"format", "model"}):  # `checkpoint.expect` compares these two directly
         found.update(f"{name} {facts[name]}\n".encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -89,7 +91,7 @@ def require_safetensors() -> Any:
 
 
 def _pieces(tensor: Tensor) -> Iterator[memoryview]:
-    """The elements in order, as bytes; copied, a piece at a time, where they are not in that order in the memory."""
+    """The elements in order, as bytes. Where memory holds them in another order, a piece at a time is copied."""
     tensor = tensor.detach().reshape(1) if tensor.ndim == 0 else tensor.detach()
     if tensor.numel() == 0:
         return

@@ -1,4 +1,4 @@
-"""--threads of the commands that compute: how many this process may use at most, and using them."""
+"""The option --threads of the commands that compute, and how many threads this process may use."""
 
 import argparse
 import math
@@ -12,12 +12,12 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def cores() -> int:
-    """Cores that this process may use: those it is bound to, or fewer where a container's quota of CPU time is less."""
+    """The number of cores that this process may use: those it is bound to, or a container's smaller CPU quota."""
     return math.ceil(min(len(os.sched_getaffinity(0)), _quota(_CGROUPS, Path("/proc/self/cgroup"))))
 
 
 def _quota(root: Path, own: Path) -> float:
-    """Cores' worth of CPU time that cgroups (version 2) grant, the least from `own` up; inf without a limit."""
+    """The CPU time that cgroups (version 2) grant, in cores: the least limit from `own` up to `root`; inf if none."""
     least = math.inf
     try:
         (path,) = [line[3:] for line in own.read_text().splitlines() if line.startswith("0::")]
@@ -26,13 +26,13 @@ def _quota(root: Path, own: Path) -> float:
             if place.is_relative_to(root) and (place / "cpu.max").is_file():
                 quota, period = (place / "cpu.max").read_text().split()
                 least = least if quota == "max" else min(least, int(quota) / int(period))
-    except (OSError, ValueError):  # no cgroups, or not as we know them
+    except (OSError, ValueError):  # no cgroups of version 2
         pass
     return least
 
 
 def add_threads(parser: Any) -> None:
-    """`--threads N`, from 1 to the cores; the default is torch's own number, within them."""
+    """Adds `--threads N`, from 1 to the number of cores; the default is torch's own number, at most the cores."""
     default = min(torch.get_num_threads(), cores())
     help_ = f"threads to compute with, 1 to {cores()} on this machine (default: %(default)s)"
     parser.add_argument("--threads", type=_number, default=default, metavar="N", help=help_)
