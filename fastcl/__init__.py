@@ -14,6 +14,7 @@ if tuple(int(part) for part in _torch.__version__.split(".")[:2]) < (2, 11):
 
 from fastcl import nn  # noqa: F401
 from fastcl._build import config, set_isa, show_config
+from fastcl.adjust import arcface, cosface
 from fastcl.losses import mises_fisher_weights
 from fastcl.momentum import momentum_update
 from fastcl.negatives import Evicted, NegativeQueue
@@ -27,8 +28,10 @@ __version__ = _version("fastcl")
 __all__ = [
     "Evicted",
     "NegativeQueue",
+    "arcface",
     "config",
     "contrast",
+    "cosface",
     "mises_fisher_weights",
     "momentum_update",
     "set_isa",

@@ -9,6 +9,8 @@ from fastcl import nn as nn
 from fastcl._build import config as config
 from fastcl._build import set_isa as set_isa
 from fastcl._build import show_config as show_config
+from fastcl.adjust import arcface as arcface
+from fastcl.adjust import cosface as cosface
 from fastcl.losses import mises_fisher_weights as mises_fisher_weights
 from fastcl.momentum import momentum_update as momentum_update
 from fastcl.negatives import Evicted as Evicted
@@ -32,9 +34,11 @@ __all__ = [
     "Evicted",
     "NegativeQueue",
     "alignment",
+    "arcface",
     "bpr",
     "config",
     "contrast",
+    "cosface",
     "dcl",
     "dclw",
     "debiased_infonce",
@@ -75,6 +79,8 @@ def dcl(
     negative_log_q: torch.Tensor | None = None,
     symmetric: bool = False,
     weight: torch.Tensor | None = None,
+    hardness: float | collections.abc.Mapping[str, float] | None = None,
+    margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor: ...
 
 def dclw(
@@ -94,6 +100,8 @@ def dclw(
     negative_log_q: torch.Tensor | None = None,
     symmetric: bool = False,
     weight: torch.Tensor | None = None,
+    hardness: float | collections.abc.Mapping[str, float] | None = None,
+    margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     weight_fn: collections.abc.Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = ...,
 ) -> torch.Tensor: ...
 
@@ -114,6 +122,8 @@ def debiased_infonce(
     negative_log_q: torch.Tensor | None = None,
     symmetric: bool = False,
     weight: torch.Tensor | None = None,
+    hardness: float | collections.abc.Mapping[str, float] | None = None,
+    margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     tau_plus: float = 0.1,
     beta: float = 0.0,
 ) -> torch.Tensor: ...
@@ -135,6 +145,8 @@ def infonce(
     negative_log_q: torch.Tensor | None = None,
     symmetric: bool = False,
     weight: torch.Tensor | None = None,
+    hardness: float | collections.abc.Mapping[str, float] | None = None,
+    margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor: ...
 
 def infonce_plus(
@@ -154,6 +166,8 @@ def infonce_plus(
     negative_log_q: torch.Tensor | None = None,
     symmetric: bool = False,
     weight: torch.Tensor | None = None,
+    hardness: float | collections.abc.Mapping[str, float] | None = None,
+    margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     epsilon: float = 0.0,
     lam: float = 1.1,
 ) -> torch.Tensor: ...
@@ -175,6 +189,8 @@ def mine(
     negative_log_q: torch.Tensor | None = None,
     symmetric: bool = False,
     weight: torch.Tensor | None = None,
+    hardness: float | collections.abc.Mapping[str, float] | None = None,
+    margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor: ...
 
 def mine_plus(
@@ -194,5 +210,7 @@ def mine_plus(
     negative_log_q: torch.Tensor | None = None,
     symmetric: bool = False,
     weight: torch.Tensor | None = None,
+    hardness: float | collections.abc.Mapping[str, float] | None = None,
+    margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     lam: float = 1.1,
 ) -> torch.Tensor: ...

@@ -12,7 +12,7 @@ sums the gradients divides by the number of ranks.
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import Function
 
+from fastcl.adjust import Adjustments, Harder, Hardness, Margin, graded
 from fastcl.arithmetic import compute_dtype, dot
 from fastcl.checks import as_ids, check_tensor, check_weight
 from fastcl.library import NONE
@@ -237,6 +238,9 @@ def gathered(loss: Loss, group: Group = None) -> Loss:
             return _columns(query, positive_key, ids, log_q, queue, symmetric, loss, every)
 
         sizes = agree(checked, group)
+        if isinstance(options.get("hardness"), Mapping):  # the batch's keys come as others do
+            of = options["hardness"]
+            options["hardness"] = {"negative_keys": of.get("in_batch", 0.0), "queue": of.get("queue", 0.0)}
         ids = None if ids is None else as_ids("ids", ids, ("N",))
         if ids is None:
             ids = own_ids(sizes, positive_key.device, group)
@@ -289,12 +293,17 @@ def ring(loss: Loss, group: Group = None) -> Loss:
         log_q: Tensor | None = None,
         weight: Tensor | None = None,
         symmetric: bool = False,
+        hardness: Hardness | None = None,
+        margin: Margin | None = None,
         **constants: Any,
     ) -> Tensor:
+        adjust = Adjustments(hardness, margin)
+
         def checked() -> tuple[int, object]:
             check_batch(query, positive_key, None, temperature, reduction, None)
             check_weight(weight, query.shape[0], query.device)
             every = {**constants, "temperature": temperature, "reduction": reduction, "normalize": normalize}
+            every |= {"hardness": hardness, "margin": margin}
             return _columns(query, positive_key, ids, log_q, None, symmetric, loss, every)
 
         sizes = agree(checked, group)
@@ -304,19 +313,23 @@ def ring(loss: Loss, group: Group = None) -> Loss:
         scale = inverse(temperature, query, positive_key)
 
         def lse_at(factor: float) -> Tensor:
-            tensor, number = (scale * factor, 1.0) if isinstance(scale, Tensor) else (NONE, scale * factor)
-            bias = None if log_q is None else -log_q
-            return RingLse.apply(query, positive_key, tensor, bias, row_id, number, sizes, group)
+            at, bias, share = scale * factor, None if log_q is None else -log_q, None
+            if beta := adjust.hardness_of("in_batch"):
+                at, bias, share = Harder.of(at, bias, beta)
+            tensor, number = (at, 1.0) if isinstance(at, Tensor) else (NONE, at)
+            lse = RingLse.apply(query, positive_key, tensor, bias, row_id, number, sizes, group)
+            return lse if share is None else graded(lse, share)
 
         def count() -> Tensor:
             ordered = _Gather.apply(row_id, sizes, group).sort().values
             own = torch.searchsorted(ordered, row_id, right=True) - torch.searchsorted(ordered, row_id)
             return sum(sizes) - own
 
-        pos = dot(query, positive_key) * scale
+        pos = adjust.moved(dot(query, positive_key)) * scale
         if log_q is not None:
             pos = pos - log_q.to(pos)
-        rows = Rows(pos, lse_at(1.0), count, lse_at, ((query, positive_key),), scale, log_q is not None)
+        pairs, hard = ((query, positive_key),), hardness is not None
+        rows = Rows(pos, lse_at(1.0), count, lse_at, pairs, scale, log_q is not None, hard)
         value = reduced(formula(rows, **constants), "sum" if reduction == "mean" else reduction, weight)
         return value if reduction == "none" else value * _share(sizes, reduction)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastcl.adjust import NOTHING, Adjustments, Hardness, Margin
 from fastcl.arithmetic import dot, softplus
 from fastcl.checks import check_constant, check_tensor, check_weight, positive_number
 from fastcl.normalize import normalized_together
@@ -67,6 +68,8 @@ def _public(formula: Callable[..., Tensor], beside: Callable[..., float] | None)
         negative_log_q: Tensor | None = None,  # [M] or [N, K]
         symmetric: bool = False,
         weight: Tensor | None = None,  # [N]
+        hardness: Hardness | None = None,
+        margin: Margin | None = None,
         **constants: Any,
     ) -> Tensor:
         check_batch(query, positive_key, negative_keys, temperature, reduction, negative_mode)
@@ -77,16 +80,21 @@ def _public(formula: Callable[..., Tensor], beside: Callable[..., float] | None)
             else:
                 query, positive_key, negative_keys = normalized_together(query, positive_key, negative_keys)
         negatives = Negatives(negative_keys, in_batch, queue, ids, negative_ids, log_q, negative_log_q)
+        adjust = NOTHING
+        if hardness is not None or margin is not None:
+            adjust = Adjustments(hardness, margin)
+            adjust.check()
         # With reduction="none" the gradient that comes back to a row is not known beforehand.
         expected = None
         if beside is not None and reduction != "none":
             expected = Expected(beside(**constants), weight=weight)
         if symmetric:
-            per_row = formula(rows_both_ways(query, positive_key, temperature, negatives, expected), **constants)
+            both = rows_both_ways(query, positive_key, temperature, negatives, expected, adjust)
+            per_row = formula(both, **constants)
             if reduction != "mean" or weight is not None:  # the mean over both directions is that of half their sums
                 per_row = per_row.view(2, -1).mean(0)
         else:
-            per_row = formula(rows_of(query, positive_key, temperature, negatives, expected), **constants)
+            per_row = formula(rows_of(query, positive_key, temperature, negatives, expected, adjust), **constants)
         return reduced(per_row, reduction, weight)
 
     shared = [p for p in inspect.signature(loss, follow_wrapped=False).parameters.values() if p.name != "constants"]
@@ -149,6 +157,12 @@ def infonce(rows: Rows) -> Tensor:
         weight: [N], any floating dtype, each row's loss times its weight: mean = sum(weight * loss) / N. A weight of
             1 / q, the inverse of the probability with which the positive was shown, makes any loss of the family an
             inverse propensity weighted one (Zhou et al. 2021, CLRec, Eq. 4).
+        hardness: beta >= 0: negative j weighs exp(beta stopgrad(<q_i, k_j>)) in the sum, so that the more similar ones
+            count for more (Lan et al. 2025, LLaVE, Eq. 3, where beta is 9; 5 in EmbeddingGemma, Vera et al. 2025). The
+            weights have no gradient. A mapping gives each source its own, {"in_batch": 5.0}; the sources are in_batch,
+            negative_keys and queue. It costs nothing: the sum is one at the scale 1 / T + beta.
+        margin: a function of the positives' similarities [N], cosines if the loss normalises, that returns those which
+            the loss takes in their place: `fastcl.cosface(0.35)`, `fastcl.arcface(0.5)`, or one of your own.
 
     Returns: float32, or float64 if query or any keys are float64 (dtypes may be mixed), [] or [N]. A row without
     negatives has loss 0 and zero gradient, and counts in the mean. A batch without rows (N = 0) has loss 0, as sum and
@@ -251,7 +265,7 @@ def debiased_infonce(rows: Rows, *, tau_plus: float = 0.1, beta: float = 0.0) ->
     The bound exp(-1 / T) is the least that normalised vectors can reach, and a row that it binds sends no gradient to
     its negatives. tau_plus=0, beta=0 is InfoNCE where vectors are normalised. The weights have their gradient, as in
     the authors' code. Other arguments, gradients and errors: `infonce`; log_q raises ValueError, since the mean is one
-    over keys as they are drawn.
+    over keys as they are drawn; so does hardness, which is beta here.
 
     >>> import torch, fastcl
     >>> round(fastcl.debiased_infonce(torch.eye(2), torch.eye(2), temperature=0.5, tau_plus=0.0).item(), 4)
@@ -263,6 +277,8 @@ def debiased_infonce(rows: Rows, *, tau_plus: float = 0.1, beta: float = 0.0) ->
     check_constant("beta", beta, lambda x: x >= 0, "at least 0")
     if rows.log_q:
         raise ValueError("log_q: expected none with debiased_infonce, got one")
+    if rows.hardness:
+        raise ValueError("hardness: expected none with debiased_infonce, which has its beta, got one")
     log_count = rows.count().clamp(min=1).to(rows.lse).log()
     # log N_i, all the way in logarithms: exp(1 / T) overflows float32 at T = 0.01.
     negative = rows.lse

@@ -23,6 +23,8 @@ class InfoNCE(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None: ...
     def forward(
         self,
@@ -42,6 +44,8 @@ class InfoNCE(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> torch.Tensor: ...
     def __call__(
         self,
@@ -61,6 +65,8 @@ class InfoNCE(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> torch.Tensor: ...
 
 class DCL(LossModule):
@@ -79,6 +85,8 @@ class DCL(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None: ...
     def forward(
         self,
@@ -98,6 +106,8 @@ class DCL(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> torch.Tensor: ...
     def __call__(
         self,
@@ -117,6 +127,8 @@ class DCL(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> torch.Tensor: ...
 
 class DCLW(LossModule):
@@ -135,6 +147,8 @@ class DCLW(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         weight_fn: collections.abc.Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = ...,
     ) -> None: ...
     def forward(
@@ -155,6 +169,8 @@ class DCLW(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         weight_fn: collections.abc.Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = ...,
     ) -> torch.Tensor: ...
     def __call__(
@@ -175,6 +191,8 @@ class DCLW(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         weight_fn: collections.abc.Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = ...,
     ) -> torch.Tensor: ...
 
@@ -194,6 +212,8 @@ class DebiasedInfoNCE(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         tau_plus: float = 0.1,
         beta: float = 0.0,
     ) -> None: ...
@@ -215,6 +235,8 @@ class DebiasedInfoNCE(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         tau_plus: float = 0.1,
         beta: float = 0.0,
     ) -> torch.Tensor: ...
@@ -236,6 +258,8 @@ class DebiasedInfoNCE(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         tau_plus: float = 0.1,
         beta: float = 0.0,
     ) -> torch.Tensor: ...
@@ -256,6 +280,8 @@ class InfoNCEPlus(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         epsilon: float = 0.0,
         lam: float = 1.1,
     ) -> None: ...
@@ -277,6 +303,8 @@ class InfoNCEPlus(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         epsilon: float = 0.0,
         lam: float = 1.1,
     ) -> torch.Tensor: ...
@@ -298,6 +326,8 @@ class InfoNCEPlus(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         epsilon: float = 0.0,
         lam: float = 1.1,
     ) -> torch.Tensor: ...
@@ -318,6 +348,8 @@ class MINE(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None: ...
     def forward(
         self,
@@ -337,6 +369,8 @@ class MINE(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> torch.Tensor: ...
     def __call__(
         self,
@@ -356,6 +390,8 @@ class MINE(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> torch.Tensor: ...
 
 class MINEPlus(LossModule):
@@ -374,6 +410,8 @@ class MINEPlus(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         lam: float = 1.1,
     ) -> None: ...
     def forward(
@@ -394,6 +432,8 @@ class MINEPlus(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         lam: float = 1.1,
     ) -> torch.Tensor: ...
     def __call__(
@@ -414,6 +454,8 @@ class MINEPlus(LossModule):
         negative_log_q: torch.Tensor | None = None,
         symmetric: bool = False,
         weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         lam: float = 1.1,
     ) -> torch.Tensor: ...
 
@@ -606,6 +648,8 @@ class LinearCrossEntropy(LossModule):
         *,
         weight: torch.Tensor | None = None,
         label_smoothing: float = 0.0,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        z_loss: float = 0.0,
     ) -> None: ...
     def forward(
         self,
@@ -620,6 +664,8 @@ class LinearCrossEntropy(LossModule):
         row_weight: torch.Tensor | None = None,
         weight: torch.Tensor | None = None,
         label_smoothing: float = 0.0,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        z_loss: float = 0.0,
     ) -> torch.Tensor: ...
     def __call__(
         self,
@@ -634,6 +680,8 @@ class LinearCrossEntropy(LossModule):
         row_weight: torch.Tensor | None = None,
         weight: torch.Tensor | None = None,
         label_smoothing: float = 0.0,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        z_loss: float = 0.0,
     ) -> torch.Tensor: ...
 
 class NTXent(LossModule):

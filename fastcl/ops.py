@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from fastcl import _cuda, fallback
-from fastcl.arithmetic import compute_dtype
+from fastcl.arithmetic import compute_dtype, logaddexp
 from fastcl.checks import check_columns, check_scale, functorch_active, matrix, vector
 from fastcl.library import LIBRARY, NONE, handed_over, implement, none_for, scale_and_factor
 
@@ -106,6 +106,19 @@ class Expected(NamedTuple):
     row_shift: Tensor | None = None  # [N]
     rest: Tensor | None = None  # [N], the log-sum-exp of other negatives
     weight: Tensor | None = None  # [N]
+
+    def with_positive(self, pos: Tensor) -> "Expected":
+        """For a positive [N] that the kernel does not compute: it stands in `rest`, which has no other."""
+        return Expected(-math.inf, None, None if self.shift == -math.inf else pos + self.shift, self.weight)
+
+    def beside(self, total: Tensor | None, share: float | Tensor | None) -> "Expected":
+        """With other negatives [N] in `rest`, and with a factor of the gradient that differs from row to row."""
+        expected = self
+        if total is not None:
+            expected = expected._replace(rest=total if self.rest is None else logaddexp(total, self.rest))
+        if isinstance(share, Tensor) and share.dim():
+            expected = expected._replace(weight=share if self.weight is None else share * self.weight)
+        return expected
 
     def check(self, n: int, device: torch.device, has_positive: bool) -> None:
         check_shift(self.shift, has_positive)

@@ -264,6 +264,8 @@ def _rows(
     negative_ids: Tensor | None = None,
     log_q: Tensor | None = None,
     negative_log_q: Tensor | None = None,
+    hardness: Any = None,
+    margin: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """One loss per row: `head(pos [N], negative logits [N, C] with -inf where excluded, columns not excluded [N])`."""
     if normalize:
@@ -273,22 +275,27 @@ def _rows(
     # A segment is (keys, row ids, column ids, log q); a column is excluded where its id equals the row's. Row numbers
     # as ids exclude the diagonal.
     row_number = torch.arange(len(query), device=query.device)
-    segments: list[tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]] = []
+    segments: list[tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, str]] = []
     if in_batch or (in_batch is None and negative_keys is None):
         in_batch_ids = row_number if ids is None else ids
-        segments.append((positive_key, in_batch_ids, in_batch_ids, log_q))
+        segments.append((positive_key, in_batch_ids, in_batch_ids, log_q, "in_batch"))
     if negative_keys is not None:
-        segments.append((negative_keys, ids, negative_ids, negative_log_q))
+        segments.append((negative_keys, ids, negative_ids, negative_log_q, "negative_keys"))
     if queue is not None:
-        segments.append((queue.keys, ids, queue.ids, queue.log_q))
+        segments.append((queue.keys, ids, queue.ids, queue.log_q, "queue"))
 
     dtype = _result_dtype(query, positive_key, temperature, log_q, *(keys for keys, *_ in segments))
-    pos = _dot(query, positive_key, dtype) / temperature
+    pos = _dot(query, positive_key, dtype)
+    pos = (pos if margin is None else margin(pos)) / temperature
     if log_q is not None:
         pos = pos - log_q.to(dtype)
     logits, keep = [pos.new_empty(len(query), 0)], [torch.empty(len(query), 0, dtype=torch.bool, device=query.device)]
-    for keys, row_id, col_id, column_log_q in segments:
-        block = _similarity(query, keys, dtype) / _column(temperature)
+    for keys, row_id, col_id, column_log_q, source in segments:
+        similarity = _similarity(query, keys, dtype)
+        block = similarity / _column(temperature)
+        beta = hardness.get(source, 0.0) if isinstance(hardness, dict) else hardness
+        if beta:
+            block = block + beta * similarity.detach()
         if column_log_q is not None:
             block = block - column_log_q.to(dtype)
         kept = torch.ones_like(block, dtype=torch.bool)

@@ -5,6 +5,8 @@ The rules are those of reference.py: for tests and benchmarks only, nothing vali
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -55,19 +57,30 @@ def linear_cross_entropy(
     *,
     weight: Tensor | None = None,
     label_smoothing: float = 0.0,
+    margin: Callable[[Tensor], Tensor] | None = None,
+    z_loss: float = 0.0,
 ) -> Tensor:
-    """-sum_c t_ic w_c log p_ic for p = softmax(input linear_weight^T / T + linear_bias) and the smoothed targets t."""
+    """-sum_c t_ic w_c log p_ic for p = softmax(input linear_weight^T / T + linear_bias) and the smoothed targets t.
+
+    z_loss times the square of the log of the softmax's denominator comes on top; `margin` changes the target's logit.
+    """
     temperature = temperature[:, None] if isinstance(temperature, Tensor) and temperature.ndim else temperature
-    logits = _wide(input) @ _wide(linear_weight).T / temperature
-    logits = logits if linear_bias is None else logits + linear_bias.to(logits.dtype)
+    similarity = _wide(input) @ _wide(linear_weight).T
     counted = target != (-100 if ignore_index is None else ignore_index)
-    one_hot = F.one_hot(target.where(counted, 0).long(), logits.shape[1]).to(logits.dtype)
+    one_hot = F.one_hot(target.where(counted, 0).long(), similarity.shape[1]).to(similarity.dtype)
+    if margin is not None:
+        moved = torch.stack([margin(column) for column in similarity.T], 1)
+        similarity = torch.where(one_hot == 1, moved, similarity)
+    logits = similarity / temperature
+    logits = logits if linear_bias is None else logits + linear_bias.to(logits.dtype)
     smooth = (1 - label_smoothing) * one_hot + label_smoothing / logits.shape[1]
     class_weight = torch.ones_like(logits[0]) if weight is None else weight.to(logits.dtype)
     wanted = smooth * class_weight
     # Where nothing of a class is wanted its log p, which may be -inf, has no part.
     log_p = F.log_softmax(logits, dim=1).masked_fill((wanted == 0) | ~counted[:, None], 0.0)
     rows = -(wanted * log_p).sum(1)
+    if z_loss:
+        rows = rows + z_loss * torch.logsumexp(logits, 1).masked_fill(~counted, 0.0) ** 2
     if row_weight is not None:
         rows = rows * row_weight.to(rows.dtype)
     if reduction == "none":

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fastcl.adjust import NOTHING, Adjustments, Harder, graded
 from fastcl.arithmetic import compute_dtype, dot, logaddexp
 from fastcl.both_ways import both_ways, from_one_product
 from fastcl.checks import (
@@ -52,6 +53,7 @@ class Rows:
     pairs: tuple[tuple[Tensor, Tensor], ...]
     scale: float | Tensor  # 1 / temperature: a number, [] or [N]
     log_q: bool  # whether logits are corrected by a log q
+    hardness: bool = False  # whether negatives have weights of their own
 
 
 def _mean(per_row: Tensor) -> Tensor:
@@ -80,6 +82,7 @@ class _Segment(NamedTuple):
     keys: Tensor  # [M, D]
     ids: Tensor | None  # [M]
     log_q: Tensor | None  # [M]
+    source: str = "negative_keys"
     own: bool = False
     held: Tensor | None = None  # [], how many of the M are negatives, where some are empty slots of a queue
 
@@ -98,7 +101,7 @@ def columns_of(queue: Queue, corrected: bool) -> Columns:
 def _segments(positive_key: Tensor, given: Negatives) -> list[_Segment]:
     segments = []
     if given.keys is None if given.in_batch is None else given.in_batch:
-        segments.append(_Segment(positive_key, given.ids, given.log_q, own=True))
+        segments.append(_Segment(positive_key, given.ids, given.log_q, "in_batch", own=True))
     if given.keys is not None and given.keys.dim() == 2:
         segments.append(_Segment(given.keys, given.key_ids, given.key_log_q))
     if given.queue is not None:
@@ -112,6 +115,7 @@ def rows_of(
     temperature: float | Tensor,
     given: Negatives,
     expected: Expected | None = None,
+    adjust: Adjustments = NOTHING,
 ) -> Rows:
     """`expected`: of a loss over all negatives of the row, log q not yet in it."""
     scale = inverse(temperature, query, positive_key)
@@ -138,33 +142,47 @@ def rows_of(
         scale: float | Tensor, positive: Tensor | None, expected: Expected | None = None
     ) -> tuple[Tensor | None, Tensor]:
         pos: Tensor | None = None
-        total = None if private is None else _private_lse(query, private, scale, given)
+        total = None
+        if private is not None:
+            total = _private_lse(query, private, scale, given, adjust.hardness_of("negative_keys"))
         for nth, (segment, (row_id, col_id)) in enumerate(zip(segments, matches, strict=True), start=1):
             bias = None if segment.log_q is None else -segment.log_q
+            at, share = scale, None
+            if beta := adjust.hardness_of(segment.source):
+                at, bias, share = Harder.of(scale, bias, beta)
             last = nth == len(segments)
-            if last and expected is not None and total is not None:
-                expected = expected._replace(rest=total)
+            wanted = expected if last else None
+            if wanted is not None:
+                wanted = wanted.beside(total, share)
             pos, lse = contrast_checked(
-                expected if last else None,
+                wanted,
                 query,
                 segment.keys,
                 positive if last else None,
-                scale,
+                at,
                 bias,
                 row_id,
                 col_id,
             )
+            if share is not None:
+                lse = graded(lse, share)
             total = lse if total is None else logaddexp(total, lse)
         assert total is not None
         return pos, total
 
-    if expected is not None and given.log_q is not None:
-        expected = expected._replace(row_shift=-given.log_q)
-    pos, lse = merged(scale, positive_key, expected)
-    if pos is None:
-        pos = dot(query, positive_key) * scale
-    if given.log_q is not None:
-        pos = pos - given.log_q.to(pos)
+    if adjust is NOTHING:
+        if expected is not None and given.log_q is not None:
+            expected = expected._replace(row_shift=-given.log_q)
+        pos, lse = merged(scale, positive_key, expected)
+        if pos is None:
+            pos = dot(query, positive_key) * scale
+        if given.log_q is not None:
+            pos = pos - given.log_q.to(pos)
+    else:  # the kernel's own `pos` would have the scale of its segment, and no margin
+        pos = adjust.moved(dot(query, positive_key)) * scale
+        if given.log_q is not None:
+            pos = pos - given.log_q.to(pos)
+        _, lse = merged(scale, None, None if expected is None else expected.with_positive(pos))
     sizes = [segment.size() for segment in segments]
     return Rows(
         pos,
@@ -174,6 +192,7 @@ def rows_of(
         pairs=((query, positive_key),),
         scale=scale,
         log_q=given.log_q is not None,
+        hardness=adjust.hardness is not None,
     )
 
 
@@ -183,12 +202,13 @@ def rows_both_ways(
     temperature: float | Tensor,
     given: Negatives,
     expected: Expected | None = None,
+    adjust: Adjustments = NOTHING,
 ) -> Rows:
     """`rows_of` the batch, and behind them those of the batch with query and positive_key exchanged."""
     check_symmetric(given, temperature)
     pairs = ((query, positive_key), (positive_key, query))
-    if not from_one_product(query, positive_key):
-        each = [rows_of(*pair, temperature, given, expected) for pair in pairs]
+    if adjust is not NOTHING or not from_one_product(query, positive_key):
+        each = [rows_of(*pair, temperature, given, expected, adjust) for pair in pairs]
         return Rows(
             torch.cat([rows.pos for rows in each]),
             torch.cat([rows.lse for rows in each]),
@@ -197,6 +217,7 @@ def rows_both_ways(
             pairs=pairs,
             scale=each[0].scale,
             log_q=False,
+            hardness=each[0].hardness,
         )
     scale = inverse(temperature, query, positive_key)
     n, device = query.shape[0], query.device
@@ -223,10 +244,12 @@ def _no_source() -> ValueError:
     return ValueError("in_batch: expected True, negative_keys or a queue, got no source of negatives")
 
 
-def _private_lse(query: Tensor, keys: Tensor, scale: float | Tensor, given: Negatives) -> Tensor:
+def _private_lse(query: Tensor, keys: Tensor, scale: float | Tensor, given: Negatives, beta: float) -> Tensor:
     """The sum over keys [N, K, D] of which each row has its own: N * K logits are no more than the keys themselves."""
-    logits = private_similarity(query, keys)
-    logits = logits * (scale[:, None] if isinstance(scale, Tensor) and scale.dim() else scale)
+    similarity = private_similarity(query, keys)
+    logits = similarity * (scale[:, None] if isinstance(scale, Tensor) and scale.dim() else scale)
+    if beta:
+        logits = logits + beta * similarity.detach()
     if given.key_log_q is not None:
         logits = logits - given.key_log_q.to(logits)
     if given.ids is not None and given.key_ids is not None:
@@ -345,7 +368,7 @@ def _queued(queue: Queue, corrected: bool, query: Tensor) -> _Segment:
         ids = as_ids("queue.ids", ids, (keys.shape[0],), query.device)
     if log_q is not None:
         check_tensor("queue.log_q", log_q, (keys.shape[0],), query.device)
-    return _Segment(keys.detach(), ids, log_q, held=held)
+    return _Segment(keys.detach(), ids, log_q, "queue", held=held)
 
 
 def _check_corrected(given: Negatives, segments: list[_Segment]) -> None:

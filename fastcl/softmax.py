@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastcl.arithmetic import compute_dtype, dot, softplus
+from fastcl.adjust import NOTHING, Adjustments, Margin
+from fastcl.arithmetic import compute_dtype, dot, logaddexp, softplus
 from fastcl.checks import (
     as_ids,
     check_constant,
@@ -129,10 +130,12 @@ def linear_cross_entropy(
     *,
     weight: Tensor | None = None,  # [C]
     label_smoothing: float = 0.0,
+    margin: Margin | None = None,
+    z_loss: float = 0.0,
 ) -> Tensor:
     """Full softmax over a table of C classes or items, without storing the N x C logits.
 
-        loss_i = (1 - e) w_target_i l_i,target_i + e / C sum_c w_c l_ic
+        loss_i = (1 - e) w_target_i l_i,target_i + e / C sum_c w_c l_ic + z_loss (logsumexp_j z_ij)^2
         l_ic = logsumexp_j z_ij - z_ic,    z_ij = <input_i, linear_weight_j> / T + linear_bias_j
 
     with w = `weight` and e = `label_smoothing`. Arguments have the names and meanings of
@@ -154,6 +157,11 @@ def linear_cross_entropy(
         label_smoothing: from 0 to 1, the share of the target that is spread evenly over all classes (Szegedy et al.
             2016). The sum over classes is computed from the mean of linear_weight: two more passes over [N, D] and
             [C, D], and no N x C matrix.
+        margin: a function of the targets' similarities <input_i, linear_weight_target_i> [N] that returns those which
+            the loss takes in their place, before the division by T (`fastcl.cosface`, `fastcl.arcface`: of rows that
+            are normalised). Not with label_smoothing.
+        z_loss: >= 0, how much the square of the logarithm of the softmax's denominator adds to a row's loss, which
+            keeps logits from drifting (Chowdhery et al. 2022, PaLM, section 5: 1e-4). Class weights do not touch it.
 
     Returns: float32 (float64 for float64 inputs), [] or [N].
 
@@ -197,6 +205,11 @@ def linear_cross_entropy(
     if weight is not None:
         _check_class_weight(weight, c, n, input.device)
     check_constant("label_smoothing", label_smoothing, lambda x: 0 <= x <= 1, "from 0 to 1")
+    check_constant("z_loss", z_loss, lambda x: x >= 0, "at least 0")
+    adjust = NOTHING if margin is None else Adjustments(margin=margin)
+    adjust.check()
+    if margin is not None and label_smoothing:
+        raise ValueError("margin: expected none with label_smoothing, got one")
     ignored = target == ignore_index
     _check_range(target, ignored, c)
 
@@ -213,16 +226,21 @@ def linear_cross_entropy(
         divisor = counted * weight[target]
         counted = counted * ((1 - label_smoothing) * weight[target] + label_smoothing * weight.mean())
     expected = Expected(0.0, at_target, weight=counted if row_weight is None else row_weight * counted)
+    moved: Tensor | None = None
+    if margin is not None:
+        moved = adjust.moved(dot(input, positive)) * scale
+        expected = expected.with_positive(moved if at_target is None else moved + at_target.to(moved))
     pos, lse = contrast_expecting(
-        None if reduction == "none" else expected,
+        None if reduction == "none" or z_loss else expected,
         input,
         linear_weight,
-        positive,
+        positive if moved is None else None,
         scale=scale,
         bias=linear_bias,
         row_id=target,
         col_id=classes,
     )
+    pos = pos if moved is None else moved
     assert pos is not None
     if at_target is not None:
         pos = pos + at_target.to(pos)
@@ -233,6 +251,8 @@ def linear_cross_entropy(
         share = 1.0 if weight is None else weight.mean()
         above = share * pos - _mean_logit(input, linear_weight, linear_bias, scale, weight)
         per_row = per_row + label_smoothing * above.masked_fill(ignored, 0.0)
+    if z_loss:
+        per_row = per_row + z_loss * logaddexp(pos, lse).masked_fill(ignored, 0.0).square()
     if reduction == "mean":
         total = divisor.sum()
         return reduced(per_row, "sum", row_weight) / total.masked_fill(total == 0, 1.0)

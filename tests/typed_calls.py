@@ -24,6 +24,12 @@ fastcl.infonce(x, x, temperature="cold")  # wrong
 fastcl.infonce(x, x, queue=x)  # wrong
 fastcl.infonce(x, x, epsilon=0.5)  # wrong
 fastcl.infonce(x, x, None, 0.1, "mean", None, False)  # wrong
+fastcl.infonce(x, x, hardness=5.0, margin=fastcl.cosface(0.3))
+fastcl.infonce(x, x, hardness={"in_batch": 5.0}, margin=lambda similarity: similarity - 0.1)
+fastcl.infonce(x, x, margin=0.3)  # wrong
+fastcl.infonce(x, x, margin=fastcl.arcface(0.5))
+fastcl.arcface("0.5")  # wrong
+fastcl.cosface("0.3")  # wrong
 assert_type(fastcl.dcl(x, x, ids=ids), Tensor)
 fastcl.dcl(x, x, lam=1.2)  # wrong
 fastcl.dclw(x, x, weight_fn=fastcl.mises_fisher_weights)

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from calls import CALLS, FAMILY
-from conftest import TOLERANCE, assert_budget, tolerance
+from conftest import TOLERANCE, assert_budget
 from hypothesis import given
 from problems import BF16, DTYPES, F16, F32, F64, Batch, batches
 from torch import Tensor
+from twins import assert_family_equals_twin
 
 import fastcl
 from fastcl import reference
@@ -28,48 +28,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 # Debiased InfoNCE takes no log q, and has a gradient with kinks: test_weights.py.
 LOSSES = [name for name in FAMILY if name != "debiased_infonce"]
-
-
-def _run(module: Any, loss: str, batch: Batch, constants: dict[str, float], cast: torch.dtype | None = None) -> Any:
-    learn, rest = batch.build()
-    learn = {name: (x if cast is None else x.to(cast)).requires_grad_() for name, x in learn.items()}
-    if cast is not None and "queue" in rest:
-        queue = rest["queue"]
-        log_q = None if queue.log_q is None else queue.log_q.to(cast)
-        rest["queue"] = SimpleNamespace(keys=queue.keys.to(cast), ids=queue.ids, log_q=log_q)
-    value = getattr(module, loss)(**learn, **rest, **constants)
-    g = torch.Generator().manual_seed(batch.seed + 1)
-    upstream = torch.randn(value.shape, generator=g).to(value.dtype)
-    grads = torch.autograd.grad(value, list(learn.values()), upstream, allow_unused=True)
-    filled = [torch.zeros_like(x) if g is None else g for x, g in zip(learn.values(), grads, strict=True)]
-    return {"value": value, **{f"grad {n}": g for n, g in zip(learn, filled, strict=True)}}
-
-
-def _check(loss: str, batch: Batch, constants: dict[str, float]) -> None:
-    ours = _run(fastcl, loss, batch, constants)
-    plain = _run(reference, loss, batch, constants)
-    truth = _run(reference, loss, batch, constants, F64)
-    wide = F64 if batch.dtype == F64 else F32
-    assert ours["value"].dtype == wide
-    learn, rest = batch.build()
-    rows = {name: x.double().norm(dim=-1) for name, x in learn.items() if name not in ("temperature", "log_q")}
-    coldest = learn.get("temperature", torch.tensor(rest.get("temperature", 1.0))).min().item()
-    longest = 1.0 if batch.normalize else max(x.max().item() for n, x in rows.items() if n != "negative_log_q")
-    logit = longest**2 / coldest
-    for name, size in truth.items():
-        what = name.removeprefix("grad ")
-        rounded = what in ("query", "positive_key", "negative_keys", "temperature")
-        tol = tolerance(batch.dtype if rounded else wide, logit)
-        # Attraction and repulsion cancel in part, at convergence almost wholly: a gradient is held to their size.
-        floor: float | Tensor = 1.0
-        if what in ("query", "positive_key", "negative_keys"):
-            floor = 2 * longest / coldest / (rows[what] if batch.normalize else torch.ones_like(rows[what]))
-            floor = floor.flatten(1).amax(1) if floor.ndim > 1 else floor
-        elif what == "temperature":
-            floor = logit / coldest * batch.n
-        elif batch.reduction == "sum":
-            floor = float(batch.n)
-        assert_budget(name, ours[name], plain[name], size, tol, floor)
 
 
 def test_every_loss_has_its_row() -> None:
@@ -83,7 +41,7 @@ def test_every_loss_has_its_row() -> None:
 @given(batch=batches())
 def test_equals_the_textbook(loss: str, batch: Batch) -> None:
     for constants in FAMILY[loss]:
-        _check(loss, batch, constants)
+        assert_family_equals_twin(loss, batch, constants)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -105,7 +63,7 @@ def test_equals_the_textbook_on_every_isa(isa: str, loss: str, batch: Batch) -> 
         for reduction in ("mean", "none"):
             larger = replace(batch, dtype=dtype, n=33, d=17, reduction=reduction)
             for constants in FAMILY[loss]:
-                _check(loss, larger, constants)
+                assert_family_equals_twin(loss, larger, constants)
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -53,14 +53,17 @@ def _problem(
     weighted=st.booleans(),
     class_weighted=st.booleans(),
     smoothing=st.sampled_from([0.0, 0.1]),
+    margin=st.sampled_from([None, fastcl.cosface(0.3)]),
+    z_loss=st.sampled_from([0.0, 0.01]),
     reduction=st.sampled_from(["mean", "sum", "none"]),
     seed=st.integers(0, 1000),
 )
 def test_linear_cross_entropy_equals_the_twin(
     n: int, v: int, d: int, dtype: torch.dtype, temperature: str, bias: bool, ignored: int, weighted: bool,
-    class_weighted: bool, smoothing: float, reduction: str, seed: int,
+    class_weighted: bool, smoothing: float, margin: Any, z_loss: float, reduction: str, seed: int,
 ) -> None:  # fmt: skip
     learn, rest = _problem(n, v, d, dtype, temperature, bias, ignored, seed)
+    rest |= {"margin": None if smoothing else margin, "z_loss": z_loss}
     if weighted:
         learn["row_weight"] = torch.rand(n, generator=torch.Generator().manual_seed(seed)) * 3
     rest["label_smoothing"] = smoothing
