@@ -1,6 +1,7 @@
-"""Tables of the models' quality for the documentation: the studies of ContrastVAE and CLRec, and the simulation.
+"""Tables of the models' quality for the documentation: the studies of ContrastVAE, CLRec and MINE+, and the simulation.
 
-From contrastvae.json and clrec.json with their manifests in studies/, from contrastvae-analyses/ and from debias.json.
+From contrastvae.json, clrec.json and mineplus.json with their manifests in studies/, from contrastvae-analyses/ and
+from debias.json.
 """
 
 import json
@@ -151,6 +152,24 @@ def clrec(data: str) -> str:
     return markdown([{head.replace("pop100 ", "pop100<br>"): text for head, text in row.items()} for row in rows])
 
 
+def mineplus(data: str) -> str:
+    """One data set: published rows, then ours: "missing" if no run has finished, bold if above all published ones."""
+    manifest, found = study("mineplus")
+    columns = columns_of(manifest, data)
+    paper = manifest["paper"][data]
+    best = {c: max((row[c] for row in paper.values() if c in row), default=None) for c in columns}
+    rows = [
+        {"": f"published: {name}", "seeds": ""} | {c: number(c, row[c]) if c in row else "" for c in columns}
+        for name, row in paper.items()
+    ]
+    labels = dict.fromkeys(run["label"] for run in runs(manifest) if run["data"] == data)
+    for label in labels:
+        group = found.get((data, label), [])
+        cells = {c: seeds_cell(c, [run["test"].get(c) for run in group], best[c]) for c in columns}
+        rows.append({"": label, "seeds": str(len(group))} | cells)
+    return markdown(rows)
+
+
 def simulated(policy: str, names: Mapping[str, str]) -> str:
     """The table of bench_debias with the trained methods only, under clearer names."""
     made = bench_debias.table([r for r in results("debias")["measured"] if r["method"] in names], policy)
@@ -201,6 +220,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "clrec ML-1M": partial(clrec, "movielens/ml-1m"),
     "clrec purchases": partial(clrec, "bundled:purchases"),
     "clrec Toys": partial(clrec, "amazon/Toys_and_Games"),
+    "mineplus Gowalla": partial(mineplus, "gowalla"),
+    "mineplus Yelp2018": partial(mineplus, "yelp2018"),
     **{f"debias {policy}": partial(simulated, policy, METHODS) for policy in ("popularity", "intents")},
     **{f"debias optima {policy}": partial(optima, policy) for policy in ("popularity", "intents")},
     "debias loop": loop,
