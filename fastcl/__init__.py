@@ -15,6 +15,7 @@ if tuple(int(part) for part in _torch.__version__.split(".")[:2]) < (2, 11):
 from fastcl import nn  # noqa: F401
 from fastcl._build import config, set_isa, show_config
 from fastcl.adjust import arcface, cosface
+from fastcl.chunked import cached, token_chunks
 from fastcl.losses import mises_fisher_weights
 from fastcl.momentum import momentum_update
 from fastcl.negatives import Evicted, NegativeQueue
@@ -29,6 +30,7 @@ __all__ = [
     "Evicted",
     "NegativeQueue",
     "arcface",
+    "cached",
     "config",
     "contrast",
     "cosface",
@@ -37,6 +39,7 @@ __all__ = [
     "set_isa",
     "show_config",
     "softplus_sum",
+    "token_chunks",
     *_LOSSES,
 ]
 __all__.sort()

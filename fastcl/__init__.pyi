@@ -11,6 +11,8 @@ from fastcl._build import set_isa as set_isa
 from fastcl._build import show_config as show_config
 from fastcl.adjust import arcface as arcface
 from fastcl.adjust import cosface as cosface
+from fastcl.chunked import cached as cached
+from fastcl.chunked import token_chunks as token_chunks
 from fastcl.losses import mises_fisher_weights as mises_fisher_weights
 from fastcl.momentum import momentum_update as momentum_update
 from fastcl.negatives import Evicted as Evicted
@@ -36,6 +38,7 @@ __all__ = [
     "alignment",
     "arcface",
     "bpr",
+    "cached",
     "config",
     "contrast",
     "cosface",
@@ -58,6 +61,7 @@ __all__ = [
     "siglip",
     "softplus_sum",
     "supcon",
+    "token_chunks",
     "triplet",
     "uniformity",
 ]

@@ -83,6 +83,9 @@ assert_type(queue.push(x, ids), fastcl.Evicted)
 isinstance(queue.push(x), fastcl.Evicted) and fastcl.infonce(x, x, queue=queue.push(x))
 queue.push(x, age=ids)  # wrong
 fastcl.Evicted(keys=x)  # wrong
+fastcl.cached([nn.Linear(2, 2), torch.tanh], fastcl.infonce, chunk=fastcl.token_chunks(64, mask="mask"))(x, {"x": x})
+fastcl.cached(nn.Linear(2, 2), fastcl.infonce, chunk="2")  # wrong
+fastcl.token_chunks("64")  # wrong
 fastcl.momentum_update(nn.Linear(2, 2), nn.Linear(2, 2), m=0.99)
 fastcl.momentum_update(nn.Linear(2, 2), nn.Linear(2, 2))  # wrong
 assert_type(fastcl.set_isa("auto"), str)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 
+import pytest
 import torch
 import torch.distributed as dist
 from rank_inputs import F32, F64, D, big_batch, own_rows
@@ -56,6 +57,28 @@ def check_ddp_with_a_synchronised_queue() -> None:
     copies = [torch.empty_like(inner.queue.keys) for _ in range(dist.get_world_size())]
     dist.all_gather(copies, inner.queue.keys)
     assert all(torch.equal(copy, copies[0]) for copy in copies)
+
+
+def check_ddp_around_cached() -> None:
+    """Ranks have different numbers of chunks; gradients arrive once, also where steps are accumulated by `no_sync`."""
+    big = big_batch()
+    own = {name: own_rows(big[name]) for name in ("query", "positive_key", "ids")}
+    single = _Model()
+    plain = [
+        fastcl.infonce(single(big["query"]), single(big["positive_key"]), temperature=0.5, ids=big["ids"]),
+        fastcl.infonce(single(2 * big["query"]), single(big["positive_key"]), temperature=0.5, ids=big["ids"]),
+    ]
+    torch.autograd.backward(plain)
+    loss = functools.partial(distributed.gathered(fastcl.infonce), temperature=0.5)
+    model = _Model()
+    step = DistributedDataParallel(fastcl.cached(model.encode, loss, chunk=2))
+    with step.no_sync():
+        step(own["query"], own["positive_key"], ids=own["ids"]).backward()
+    step(2 * own["query"], own["positive_key"], ids=own["ids"]).backward()
+    for a, b in zip(model.encode.parameters(), single.encode.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-11, atol=1e-12)
+    with pytest.raises(ValueError, match="DistributedDataParallel.fastcl.cached.encoder, loss.."):
+        fastcl.cached(DistributedDataParallel(torch.nn.Linear(2, 2)), loss)
 
 
 def check_ddp_leaves_a_local_queue_alone() -> None:
