@@ -138,7 +138,7 @@ def test_a_run_folder_executes_nothing(pooled: Path) -> None:
     alone = [sys.executable, "-m", "fastcl.recsys", "recommend", "run", "--history", "i3"]
     done = subprocess.run(alone, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 2
-    assert "got 'pooled'; a model of your own: `fastcl --use FILE ...`" in done.stderr
+    assert "got 'pooled'; for a model of your own: `fastcl --use FILE ...`" in done.stderr
     assert "ran" not in done.stderr.split()
 
 

@@ -227,7 +227,7 @@ def test_an_unseen_target_is_ranked_and_counted_and_documents_say_so(protocol: s
     found = evaluate(scorer, cases, k=(1,), metrics=("hr",), protocol=protocol)
     assert (found["hr@1"], found["unseen_targets"], found["cases"]) == (pytest.approx(2 / 3), 2, 3)
     page = (Path(__file__).parents[2] / "docs" / "guide" / "evaluation.md").read_text()
-    assert "A target that never occurs in train is ranked like any other item" in page
+    assert "A target that never occurs in the training data is ranked like any other item" in page
 
 
 def test_numbers_that_mean_no_item_are_refused_not_counted_as_misses() -> None:

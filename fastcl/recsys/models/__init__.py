@@ -1,4 +1,6 @@
-"""The models by name. A model is one file: config dataclass, `encode`, `item_vectors`, `loss`, `batches`."""
+"""The table of models by name. A model is a config dataclass and a class with `encode`, `item_vectors`, `loss` and
+`batches`.
+"""
 
 import dataclasses
 from typing import Any, TypeVar
@@ -15,7 +17,7 @@ from fastcl.recsys.models.multi_clrec.config import MultiCLRecConfig
 from fastcl.recsys.models.multi_clrec.model import MultiCLRec
 from fastcl.recsys.models.sasrec import SASRec, SASRecConfig
 
-# Any: a model is made as MODEL(items, seed=..., **options), and `options` are the fields of its own Config.
+# The type is Any because MODEL(items, seed=..., **options) takes the fields of that model's own Config as options.
 MODELS: dict[str, Any] = {
     model.name: model for model in (SASRec, CLRec, MultiCLRec, BERT4Rec, ContrastVAE, MF, LightGCN)
 }
@@ -24,12 +26,14 @@ M = TypeVar("M", bound=type[Model])
 
 
 def register(model: M) -> M:
-    """Makes a model of your own known by its `name`: to `load` and, with `fastcl --use FILE`, to the commands.
+    """A class decorator that makes a model of your own known by its `name` to `load` and, with `fastcl --use FILE`, to
+    the commands.
 
-    A class decorator. Training, metrics and recommendations from Python need no registration; a run folder holds no
-    code, so loading one asks for it. Defining the class again (a notebook cell) replaces it.
+    A run folder holds no code, so that loading one needs the registration; training, metrics and recommendations from
+    Python do not. Defining the class again, as in a notebook cell, replaces it.
 
-    Raises TypeError for what is no model class with a name and a dataclass Config, ValueError for a name that is taken.
+    Raises TypeError unless `model` is a subclass of Model with a name and a dataclass Config, ValueError for a name
+    that another model has.
 
     >>> from fastcl.recsys import SASRec, register
     >>> @register
@@ -45,7 +49,7 @@ def register(model: M) -> M:
         raise TypeError(f"model: expected a name and a dataclass Config in {model.__name__}, got {name!r}, {config!r}")
     known = MODELS.get(name, model)
     if (known.__module__, known.__qualname__) != (model.__module__, model.__qualname__):
-        raise ValueError(f"model: expected a name that is free, got {name!r}, which is {known.__qualname__}")
+        raise ValueError(f"model: expected a name that is free, got {name!r}, the name of {known.__qualname__}")
     MODELS[name] = model
     return model
 

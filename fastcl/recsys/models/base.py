@@ -1,5 +1,5 @@
-"""What training, evaluation, serving and run folders ask of a model; a model file fills it in. No layers and no losses
-here.
+"""The base class of models: the methods that training, evaluation, serving and run folders call. It has no layers and
+no losses.
 """
 
 import dataclasses
@@ -19,28 +19,29 @@ from fastcl.recsys.showing import brief
 
 
 def inner_products(queries: Tensor, table: Tensor) -> Tensor:
-    """[B, D] or [B, K, D] and [I, D] -> [B, I]; of K vectors a history, the largest of their inner products.
+    """[B, D] or [B, K, D] and [I, D] -> [B, I]: inner products, for K vectors per history the largest of the K.
 
     >>> inner_products(torch.eye(2)[None], torch.tensor([[1.0, 2.0], [4.0, 3.0]])).tolist()
     [[2.0, 4.0]]
     """
     of_each = queries.unbind(1) if queries.ndim == 3 else (queries,)
-    # One after the other: together they would take K times the memory.
+    # Computing the K products together would take K times the memory.
     return functools.reduce(torch.maximum, (query @ table.T for query in of_each))
 
 
 class Model(nn.Module, ABC):
-    """A sequential recommender: history vectors against item vectors. All its parameters exist after construction,
-    which is `Model(items, config=None, *, seed=0, **options)`: with a `Config`, or with its fields as keywords.
+    """A recommender that scores vectors of histories against vectors of items.
 
-    docs/contribute/adding-a-model.md writes one from start to end.
+    A model is made by `Model(items, config=None, *, seed=0, **options)`, with a `Config` or with its fields as
+    keywords. All of its parameters exist after construction. docs/contribute/adding-a-model.md writes a model from
+    start to end.
     """
 
     name: ClassVar[str]
     Config: ClassVar[type]
-    # Names of the terms that `parts` gives; metrics.jsonl has the mean of each one where there are several.
+    # Names of the terms that `parts` gives; metrics.jsonl holds the mean of each where there are several.
     part_names: tuple[str, ...] = ("loss",)
-    # (rank, world_size): `batches` yields only this process's slice of each batch. For `batched`.
+    # (rank, world_size): `batches` yields only this process's slice of each batch. An argument of `batched`.
     share: tuple[int, int] = (0, 1)
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -61,18 +62,18 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, histories: Histories) -> Tensor:
-        """[B, D], one vector a history; or [B, K, D], K of them, and an item's score is its largest one with any."""
+        """[B, D], one vector per history; or [B, K, D], K per history, where a score is the largest over the K."""
 
     def item_vectors(self) -> Tensor:
-        """[I+1, D], one vector an item (row 0 is padding), in the space of `encode`: the score of item i is
-        encode(h) @ item_vectors()[i]. A temperature, normalisation or bias is part of the vectors.
+        """[I+1, D], one vector per item (row 0 is padding): the score of item i is encode(h) @ item_vectors()[i]. The
+        vectors include temperature, normalisation and bias.
         """
         raise ValueError(f"model: expected one with item vectors, got {self.name}, which scores otherwise")
 
     def scores(self, histories: Histories) -> Tensor:
-        """float32 [B, I+1], encode(histories) @ item_vectors().T, the largest of a history's K where it has several
-        vectors; the padding column is -inf. Every call encodes the items, but in a `frozen` block the first one alone.
-        The model is in eval mode for the time of the call. Raises ValueError for histories of other items.
+        """float32 [B, I+1], encode(histories) @ item_vectors().T, or the largest over a history's K vectors. The
+        padding column is -inf. Every call encodes the items; in a `frozen` block only the first call does. The model is
+        in eval mode during the call. Raises ValueError for histories of another item table.
         """
         check_items(self, histories, "histories")
         with frozen(self):
@@ -85,27 +86,27 @@ class Model(nn.Module, ABC):
         """The mean loss of a batch, a scalar."""
 
     def parts(self, batch: Any) -> dict[str, Tensor]:
-        """The scalars, one for each of `part_names`, whose sum is the loss: what training calls."""
+        """One scalar for each of `part_names`; their sum is the loss. Training calls this method."""
         return {"loss": self.loss(batch)}
 
     @abstractmethod
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Any]:
-        """One epoch of batches: of each, the part that `share` names, possibly without targets.
+        """One epoch of batches. Each is this process's slice (`share`), which may hold no targets.
 
-        `rng` is at the same state in all processes, and at no other place does the order of the batches come from.
+        The order of the batches must depend on `rng` alone, which has the same state in all processes.
         """
 
     @abstractmethod
     def steps(self, train: Histories) -> int:
-        """How many batches an epoch has."""
+        """The number of batches in an epoch."""
 
     def targets(self, batch: Any) -> int:
-        """How many terms `loss` is the mean of: the weight of this batch beside others of the same step."""
+        """The number of terms that `loss` averages, which weighs this batch against others of the same step."""
         return len(batch.target)
 
     def after_step(self, batch: Any) -> None:
-        """Called after each batch that had targets, for what a model carries from batch to batch: after the optimiser
-        step, or where several batches make a step and more are to come, after the batch's backward pass.
+        """Updates what a model carries from batch to batch, such as a queue. Training calls it after each batch with
+        targets: after the optimiser step or, for all but the last of several batches of a step, after backward.
         """
 
     @property
@@ -117,7 +118,7 @@ class Model(nn.Module, ABC):
 
 
 class UserModel(Model):
-    """A model that has learnt something of each user in training, by the user's id, which is `users[row]`.
+    """A model with parameters for each user in training; `users[row]` is the id of the user of a row.
 
     It is constructed as `UserModel(items, config, *, users, seed=0, **options)`; `make` does so for a split.
     """
@@ -130,22 +131,22 @@ class UserModel(Model):
         self._number = {user: number for number, user in enumerate(self.users)}
 
     def numbers(self, histories: Histories) -> np.ndarray:
-        """int64 [B], the row of each history's user; -1 of one who was not in training, or is not known."""
+        """int64 [B], the row of each history's user; -1 where the user was not in training or is unknown."""
         if histories.users is None:
             return np.full(len(histories), -1)
         return np.array([self._number.get(user, -1) for user in histories.users], np.int64)
 
     def check_users(self, train: Histories) -> None:
-        """ValueError where row u of `train` is not that of user u."""
+        """ValueError unless row u of `train` belongs to user u."""
         users = () if train.users is None else tuple(train.users)
         if users != self.users:
             raise ValueError(f"split: expected the {len(self.users):,} users of the model, in their order, got others")
 
 
 def make(model: type[Model], split: Split, **options: Any) -> Any:
-    """A model of the class for the items of a split, and where it has users for the split's.
+    """A model of the class for the items of a split and, for a UserModel, for its users.
 
-    Any: the class decides which type it is.
+    The return type is Any because the class decides it.
     """
     users = {"users": split.users} if issubclass(model, UserModel) else {}
     return model(split.items, **users, **options)

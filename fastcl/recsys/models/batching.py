@@ -1,8 +1,8 @@
-"""Batches of a packed click log: spans as packed rows, and a map into padded blocks, each of spans of about equal
-lengths, for what cannot do without padding.
+"""Batches of a packed click log: spans as packed rows, and a map into padded blocks of spans of about equal lengths,
+for layers that need padding.
 
-Pure bookkeeping over integer arrays, vectorised throughout; what the rows mean is the models' business, and no
-randomness enters here except through the generator that is passed in.
+Vectorised bookkeeping over integer arrays. Models decide what the rows mean; all randomness comes from the generator
+that is passed in.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from fastcl.recsys.data import Histories
 
-NARROW = 8  # shorter spans share a block with those of this length; every block beyond is at most half padding
-TOGETHER = 32  # of batched's sorted_together, more means less padding and less mixing
+NARROW = 8  # all spans up to this length share one block; a block of longer spans is at most half padding
+TOGETHER = 32  # a value of batched's sorted_together: a larger one means less padding and less mixing
 
 
 class Spans(NamedTuple):
-    """Pieces log.item[start:stop] of a packed log; `row` is the history that each one is cut from."""
+    """Pieces log.item[start:stop] of a packed log; `row` is the history that each piece is cut from."""
 
     start: np.ndarray  # int64 [S]
     stop: np.ndarray  # int64 [S]
@@ -30,15 +30,15 @@ class Spans(NamedTuple):
 
 
 class Block(NamedTuple):
-    """b of the spans, padded to the longest of them."""
+    """A group of b spans, padded to the longest of them."""
 
     length: Tensor  # int64 [b]
     width: int
 
 
 class Packed(NamedTuple):
-    """n clicks of B spans back to back, and where each one lies when they are padded: in one block [B, L], or in
-    several that lie back to back, each of spans whose lengths, beyond NARROW, differ by less than a factor of two.
+    """n clicks of B spans back to back, and the place of each click in padded blocks that lie back to back: one block
+    [B, L], or several, in each of which the lengths beyond NARROW differ by less than a factor of two.
     """
 
     source: np.ndarray  # int64 [n], into the packed log
@@ -59,15 +59,13 @@ class Packed(NamedTuple):
         return self.length.cumsum(0) - 1
 
     def pad(self, x: Tensor, fill: float = 0.0) -> Tensor:
-        """[n, ...] -> [B, L, ...], short spans filled up at their end."""
+        """[n, ...] -> [B, L, ...], with `fill` behind the last click of each shorter span."""
         block = x.new_full((len(self.length) * self.width, *x.shape[1:]), fill)
         at = self.row * self.width + self.position
         return block.index_copy_(0, at, x).unflatten(0, (len(self.length), self.width))
 
     def by_length(self, x: Tensor, f: Callable[[Tensor, int], Tensor]) -> Tensor:
-        """[n, ...] -> [n, ...], by f, which gets each block [b, L, ...] with its number and keeps its first two
-        dimensions.
-        """
+        """[n, ...] -> [n, ...] by a function f of one padded block [b, L, ...] and its number; f keeps b and L."""
         sizes = [len(block.length) * block.width for block in self.blocks]
         parts = x.new_zeros(sum(sizes), *x.shape[1:]).index_copy_(0, self.place, x).split(sizes)
         done = [
@@ -97,7 +95,7 @@ def pack(spans: Spans, device: torch.device | str = "cpu") -> Packed:
 
 
 def newest(histories: Histories, length: int) -> Spans:
-    """The newest `length` clicks of every history; ValueError where one is empty."""
+    """The newest `length` clicks of every history; ValueError where a history is empty."""
     if (histories.lengths < 1).any():
         raise ValueError(
             f"histories: expected at least one click each, got none in row {int(histories.lengths.argmin())}"
@@ -107,8 +105,8 @@ def newest(histories: Histories, length: int) -> Spans:
 
 
 def time_buckets(histories: Histories, spans: Spans, clicks: Packed, cuts: Sequence[float]) -> np.ndarray:
-    """int64 [n], how many of the rising `cuts` lie within the time from a click up to the newest one of its span; 0
-    where there are no times, so that all clicks count as one moment.
+    """int64 [n], how many of the rising `cuts` are at most the time from a click to the newest click of its span. All
+    are 0 where the histories have no times.
     """
     if histories.time is None:
         return np.zeros(len(clicks.source), np.int64)
@@ -119,8 +117,8 @@ def time_buckets(histories: Histories, spans: Spans, clicks: Packed, cuts: Seque
 def windows(histories: Histories, length: int) -> Spans:
     """Every history cut from its end into spans of at most length + 1 clicks that share one click with their neighbour.
 
-    A span of n + 1 clicks holds n (input, next click) pairs, so every click but a history's first is a target exactly
-    once.
+    A span of n + 1 clicks holds n pairs (input, next click), so that every click but a history's first is a target
+    exactly once.
     """
     targets = np.maximum(histories.lengths - 1, 0)
     count = -(-targets // length)
@@ -131,7 +129,7 @@ def windows(histories: Histories, length: int) -> Spans:
 
 
 def prefixes(histories: Histories, length: int) -> Spans:
-    """For every click but a history's first, the newest `length` clicks before it; the click itself is at `stop`."""
+    """For every click but a history's first, a span of the newest `length` clicks before it; the click is at `stop`."""
     row = np.repeat(np.arange(len(histories)), histories.lengths)
     first = histories.offsets[:-1][row]
     stop = np.arange(len(row))
@@ -144,10 +142,11 @@ def batched(
 ) -> Iterator[Spans]:
     """All spans once, in random batches.
 
-    share: (r, of n) leaves the r-th of n parts in each batch, of equal size up to one span and of about equal lengths;
-        generators in the same state give parts that make up the batches. A part may be empty.
-    sorted_together: as many batches are sorted by length as one group. For spans with one target each: where every
-        click is one, a mean over a batch of short spans would weigh each more than one over a batch of long spans.
+    share: (r, n) keeps part r of n of each batch. Parts differ by at most one span in size and little in total length.
+        The parts that generators of the same state give in n processes make up the batch. A part may be empty.
+    sorted_together: the number of batches whose spans are sorted by length as one group, which saves padding. It is for
+        spans with one target each. Where every click is a target, the mean over a batch of short spans would weigh
+        each target more than the mean over a batch of long spans.
     """
     order = rng.permutation(len(spans.start))
     length = spans.stop - spans.start
@@ -163,19 +162,19 @@ def batched(
 
 
 def batch_count(spans: Spans, batch: int) -> int:
-    """How many batches `batched` yields (a group holds a whole number of batches)."""
+    """The number of batches that `batched` yields, whatever sorted_together is."""
     return -(-len(spans.start) // batch)
 
 
 def log_shares(train: Histories, n_items: int) -> Tensor:
-    """float32 [I], log of each item's share of the clicks, one click added to each."""
+    """float32 [I], the log of each item's share of the clicks, with one click added to every item."""
     counts = 1.0 + np.bincount(train.item, minlength=n_items + 1)[1:]
     return torch.from_numpy(np.log(counts / counts.sum())).float()
 
 
 class Unclicked:
-    """Draws items that a history does not contain, uniformly and exactly: no rejection, whatever share of the items
-    it holds.
+    """Draws uniformly from the items that a history does not contain. It rejects no draw, so that its cost does not
+    depend on the length of the history.
     """
 
     def __init__(self, histories: Histories, n_items: int) -> None:
@@ -184,8 +183,8 @@ class Unclicked:
         row, item = np.divmod(clicked, n_items + 1)
         self._count = np.bincount(row, minlength=len(histories))
         self._first = self._count.cumsum() - self._count
-        # Within a row: how many unclicked items lie below each clicked one. Rows stay apart, so one search serves all
-        # of them.
+        # For each clicked item, how many unclicked items of its row lie below it. A multiple of I + 1 keeps the rows
+        # apart, so that one search serves all rows.
         self._below = row * (n_items + 1) + item - 1 - (np.arange(len(row)) - self._first[row])
         self._n_items = n_items
 

@@ -1,7 +1,8 @@
 """BERT4Rec (Sun et al. 2019, "BERT4Rec: Sequential Recommendation with Bidirectional Encoder Representations from
-Transformer"): a Transformer that sees both sides of a click and learns to fill in the covered ones.
+Transformer"): a Transformer that sees both sides of a click and learns to predict clicks that are covered by a mask
+token.
 
-The model only: config, encoding, losses, batches. Data, metrics and the training loop live in their own files.
+This file holds the model alone: config, encoding, loss, batches.
 """
 
 from collections.abc import Iterator
@@ -75,25 +76,25 @@ class BERT4RecConfig:
 class Batch(NamedTuple):
     clicks: Packed
     item: Tensor  # int64 [n], the mask token where covered
-    covered: Tensor  # int64 [m], which of the n are, rising
+    covered: Tensor  # int64 [m], which of the n clicks are covered, rising
     target: Tensor  # int64 [m], the items under the cover
     negative: Tensor  # int64 [samples], items for the sampled loss; [0] for a loss that reads none
 
 
 class BERT4Rec(Model):
-    """Bidirectional Transformer over a click history; the state at a mask token put behind it is scored against the
-    item table, by inner products and a bias an item.
+    """Bidirectional Transformer over a click history. The state at a mask token behind the history is scored against
+    the item table by inner products and one bias per item.
 
-    Post-LN blocks with GELU, and before the table LN(GELU(W h + b)) (the paper's Eq. 7, with the normalisation of its
-    code). Row I+1 of the table is the mask token: neither padding nor an item, never scored. Attention leaves padding
-    out, and every other layer sees real clicks only. Positions count back from the newest click, so that the one to
-    fill in when serving is also the best trained one (the authors' code counts from the oldest). Long histories train
-    as windows that share one click with their neighbour.
+    Blocks are post-LN with GELU. Before the table comes LN(GELU(W h + b)) (the paper's Eq. 7, with the normalisation of
+    the authors' code). Row I+1 of the table is the mask token, which is never scored. Attention leaves padding out; all
+    other layers see real clicks only. Positions count back from the newest click, so that the position that serving
+    predicts is the one trained most often; the authors' code counts from the oldest click. Long histories train as
+    windows that share one click with their neighbour.
 
     Args:
-        items: the item table; the ids outside belong to it.
-        config: the settings, or none and the settings as keywords (`options`).
-        seed: of the initial weights.
+        items: the item table.
+        config: the settings; None: the settings are the keywords `options`.
+        seed: seed of the initial weights.
 
     >>> from fastcl.recsys import BERT4Rec, Histories, Items
     >>> model = BERT4Rec(Items(ids=("a", "b", "c")), dim=8, seed=0)
@@ -131,7 +132,7 @@ class BERT4Rec(Model):
         return x
 
     def encode(self, histories: Histories) -> Tensor:
-        """[B, D+1], the state at a mask token behind the newest max_len - 1 clicks, and a 1 for the items' bias."""
+        """[B, D+1], the state at a mask token behind the newest max_len - 1 clicks, then a 1 for the items' biases."""
         spans = newest(histories, self.config.max_len - 1)
         clicks = pack(spans._replace(stop=spans.stop + 1), self.device)
         item = self.tensor(np.append(histories.item, self.mask)[clicks.source])
@@ -139,7 +140,7 @@ class BERT4Rec(Model):
         return F.pad(self.head(self(item, clicks)[clicks.last]), (0, 1), value=1.0)
 
     def item_vectors(self) -> Tensor:
-        """[I+1, D+1], the item table without the mask token, and each item's bias."""
+        """[I+1, D+1], the item table without the mask token, then each item's bias."""
         return torch.cat([self.item.weight[:-1], self.bias[:, None]], 1)
 
     def loss(self, batch: Batch) -> Tensor:
@@ -151,7 +152,7 @@ class BERT4Rec(Model):
         return batch_count(self._windows(train), self.config.batch)
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
-        """One epoch: every window once, newly covered."""
+        """One epoch: every window once, with clicks to cover drawn anew."""
         draw = ITEM_LOSSES[self.config.loss].negatives(train, len(self.items), self.config.samples, rng)
         for spans in batched(self._windows(train), self.config.batch, rng, self.share):
             clicks = pack(spans, self.device)
@@ -167,12 +168,12 @@ class BERT4Rec(Model):
 
 
 def cover(clicks: Packed, rate: float, last_only: float, rng: np.random.Generator) -> np.ndarray:
-    """bool [n]: in each span max(1, round(rate * length)) clicks drawn at random, or, in a share last_only of the
-    spans, the newest click alone.
+    """bool [n], the covered clicks: max(1, round(rate * length)) random clicks of each span or, in a share last_only
+    (0..1) of the spans, the newest click alone.
     """
     row, length = clicks.row.numpy(force=True), clicks.length.numpy(force=True)
     first = length.cumsum() - length
-    # Sorted by row and then by chance, the k-th place of a row holds its k-th click drawn.
+    # The order is by row and random within a row, so the first k places of a row hold k random clicks.
     order = np.lexsort((rng.random(len(row)), row))
     drawn = np.empty(len(row), np.int64)
     drawn[order] = np.arange(len(row)) - first[row]

@@ -1,7 +1,7 @@
-"""What collaborative filtering with user ids has in common, whatever makes the vectors: settings, batches of pairs with
-their negatives, the loss, and users who were not in training.
+"""What the models with user ids share: settings, batches of pairs with negatives, the loss, and vectors for users who
+were not in training.
 
-The losses are pair_losses.py's; mf.py and lightgcn.py say where vectors come from.
+pair_losses.py has the losses; mf.py and lightgcn.py make the vectors.
 """
 
 from abc import abstractmethod
@@ -88,7 +88,7 @@ class CollaborativeConfig:
 
 class Batch(NamedTuple):
     user: Tensor  # int64 [B], rows of the user table
-    target: Tensor  # int64 [B], an item that each of them has clicked
+    target: Tensor  # int64 [B], an item that each user has clicked
     negative: Tensor | None  # int64 [M] or [B, N]; None: the batch's items
 
 
@@ -103,14 +103,13 @@ class Vectors(NamedTuple):
 class Collaborative(UserModel):
     """A vector for every user of the training and for every item; the score is their inner product or cosine.
 
-    A user who was not in training is folded in from the items of the history: the mean of their vectors, less the mean
-    of all items' vectors, which is the direction in which a contrastive loss with uniform negatives first moves a user
-    of whom nothing is known. `evaluate` and `recommend_users` know users by their ids, `recommend` has histories alone
-    and folds all of them in.
+    A user who was not in training is folded in: the vector is the mean vector of the history's items minus the mean
+    vector of all items. A contrastive loss with uniform negatives first moves an untrained user in this direction.
+    `evaluate` and `recommend_users` know users by their ids; `recommend` gets histories alone and folds all users in.
     """
 
     config: CollaborativeConfig
-    log_q: Tensor  # [I+1], of a negative being drawn, up to a constant; set by `batches`
+    log_q: Tensor  # [I+1], log probability that an item is drawn as a negative, up to a constant; set by `batches`
 
     def __init__(self, items: Items, users: tuple[str, ...], config: CollaborativeConfig) -> None:
         super().__init__(items, users, config)
@@ -120,18 +119,18 @@ class Collaborative(UserModel):
 
     @abstractmethod
     def vectors(self, user: Tensor, item: Tensor) -> Vectors:
-        """Of users (rows of their table) and items, before the similarity."""
+        """The vectors of users (rows of the user table) and items, before the similarity is applied."""
 
     @abstractmethod
     def tables(self) -> tuple[Tensor, Tensor]:
-        """[U, D] and [I+1, D], the vectors of all users and items, before the similarity."""
+        """[U, D] and [I+1, D], the vectors of all users and items, before the similarity is applied."""
 
     def item_vectors(self) -> Tensor:
-        """[I+1, D], as they are scored, divided by the temperature."""
+        """[I+1, D], the vectors of all items as they are scored, divided by the temperature."""
         return SIMILARITIES[self.config.similarity](kept(self, "tables", self.tables)[1]) / self.config.temperature
 
     def encode(self, histories: Histories) -> Tensor:
-        """[B, D], the vectors of users who were in training, the others folded in."""
+        """[B, D], the vector of each user; users who were not in training are folded in."""
         number = self.numbers(histories)
         known = torch.from_numpy(number >= 0).to(self.device)
         similarity = SIMILARITIES[self.config.similarity]
@@ -188,7 +187,7 @@ class Collaborative(UserModel):
             yield Batch(user, target, None if negative is None else self.tensor(negative))
 
     def _sampler(self, train: Histories, rng: np.random.Generator) -> Callable[[np.ndarray], np.ndarray | None]:
-        """What draws the negatives of a whole batch from its users' rows; sets `log_q`."""
+        """A function that draws a batch's negatives, given the rows of its users. Sets `log_q`."""
         config, items = self.config, len(self.items)
         if config.negatives != "uniform":
             self.log_q[1:] = log_shares(train, items).to(self.device)

@@ -1,7 +1,7 @@
-"""The network parts of the models: the causal Transformer blocks and the two pooling steps of CLRec, all on packed
-clicks; and how weights begin.
+"""Network parts of the models on packed clicks, namely Transformer blocks and the two pooling steps of CLRec; and the
+initial weights.
 
-No item tables, no losses and no batching here. Linear layers see real clicks only; attention runs on padded blocks.
+Linear layers see real clicks only; attention runs on padded blocks. No item tables, losses or batching here.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,19 +13,19 @@ from torch import Tensor, nn
 
 from fastcl.recsys.models.batching import Packed
 
-# Which row of a position table a click takes: its place from the oldest click of its window, or from the newest one.
+# The row of the position table for each click: its distance from the oldest or from the newest click of its window.
 POSITIONS: dict[str, Callable[[Packed], Tensor]] = {
     "oldest": lambda clicks: clicks.position,
     "newest": lambda clicks: clicks.length[clicks.row] - 1 - clicks.position,
 }
 
 
-SHORT = 0.02  # standard deviation of an embedding at the start
+SHORT = 0.02  # initial standard deviation of embeddings
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Weights made inside depend on the seed alone; the caller's random state stays where it is."""
+    """A block in which initial weights depend on the seed alone. The caller's random state does not change."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -33,7 +33,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 @torch.no_grad()
 def short_normal(model: nn.Module) -> None:
-    """Weights of linear layers and embeddings normal with standard deviation 0.02, biases and padding rows zero."""
+    """Draws linear and embedding weights from N(0, 0.02^2); sets biases and padding rows to zero."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=SHORT)
@@ -44,11 +44,11 @@ def short_normal(model: nn.Module) -> None:
 
 
 def glorot_normal(model: nn.Module) -> None:
-    """Normal everywhere, so that normalised vectors start evenly spread over the sphere (Zhou et al. 2021, appendix
-    B.2); biases zero.
+    """Draws all weights from normal distributions, so that normalised vectors begin evenly spread over the sphere (Zhou
+    et al. 2021, appendix B.2); biases begin at zero.
 
-    Embeddings start short, as Glorot's rule has it for tables of some thousand rows: a step of the optimiser then turns
-    a vector further, and rarely clicked items learn in fewer epochs.
+    Embeddings begin short, as Glorot's rule makes tables of some thousand rows: an optimiser step then turns a vector
+    further, and rarely clicked items learn in fewer epochs.
     """
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -61,10 +61,10 @@ def glorot_normal(model: nn.Module) -> None:
 
 
 class Dropout(nn.Dropout):
-    """nn.Dropout with four times less to draw on a CPU, where torch takes the numbers of a serial generator one by one
-    and training up to a fifth of its time there: each 64-bit number decides four elements here, 16 bits each.
+    """nn.Dropout that draws four times fewer random numbers on a CPU: each 64-bit number decides four elements.
 
-    The rate is rounded to a multiple of 2^-16, and what is kept is scaled by that: the mean stays exact.
+    torch's CPU generator is serial and takes up to a fifth of the training time. The rate is rounded to a multiple of
+    2^-16, and kept elements are scaled by the rounded rate, so that the mean is exact.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,7 +83,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dr
 
     A boolean mask is True where a key is seen; None: causal.
 
-    Torch's own, but for training with dropout on a CPU, where that too stores the weights and draws for each by itself.
+    This is torch's function, except for training with dropout on a CPU: there torch stores the weights as well, and
+    draws a random number for each.
     """
     rate = dropout.p if dropout.training else 0.0
     if not rate or query.device.type != "cpu":
@@ -110,7 +111,7 @@ class CausalBlock(nn.Module):
     """Pre-LN Transformer block (Kang & McAuley 2018, section 3.2): x + Attention(LN(x)), then x + FFN(LN(x)), FFN of
     width `dim`.
 
-    Padding stands behind the real clicks of its row, so the causal mask alone keeps it out of them.
+    Padding stands behind the real clicks of its row, so that the causal mask hides it from them.
     """
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
@@ -132,8 +133,8 @@ class CausalBlock(nn.Module):
 class GELU(nn.Module):
     """torch's exact GELU, on a transposed view of x [n, D].
 
-    Contiguous inputs go to oneDNN there, which compiles a kernel for every n and keeps the last thousand: gigabytes,
-    and more time than the function takes, where every batch has a length of its own.
+    For contiguous inputs torch calls oneDNN, which compiles a kernel for every n and keeps the last thousand. Where
+    every batch has another n, that takes gigabytes and more time than the function itself.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -141,11 +142,11 @@ class GELU(nn.Module):
 
 
 class PostBlock(nn.Module):
-    """Post-LN Transformer block (Vaswani et al. 2017): LN(x + Attention(x)), then LN(x + FFN(x)), FFN with GELU and
-    of width 4 `dim`, dropout on the attention weights too.
+    """Post-LN Transformer block (Vaswani et al. 2017): LN(x + Attention(x)), then LN(x + FFN(x)). The FFN has GELU and
+    width 4 `dim`; attention weights have dropout too.
 
-    masks: of each block of the clicks, as `attention` takes it, [b, 1, L, L]; None: the causal mask, which keeps
-        padding behind the clicks out.
+    masks: the mask of each padded block [b, 1, L, L], as `attention` takes it; None: the causal mask, which hides
+        padding behind the clicks.
     """
 
     def __init__(self, dim: int, heads: int, dropout: float, attention_dropout: float) -> None:
@@ -166,8 +167,7 @@ class PostBlock(nn.Module):
 
 
 class MultiAtt(nn.Module):
-    """SoftMax(MLP(X)^T) X: each head weighs a row's clicks with a softmax of its own (Zhou et al. 2021, appendix
-    B.1.2).
+    """SoftMax(MLP(X)^T) X: each head weighs the clicks of a row by its own softmax (Zhou et al. 2021, appendix B.1.2).
     """
 
     def __init__(self, dim: int, hidden: int, heads: int) -> None:

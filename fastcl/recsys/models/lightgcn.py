@@ -1,7 +1,7 @@
-"""LightGCN (He et al. 2020): vectors of users and items, averaged over walks on the graph of who clicked what, under
-any of the losses for pairs.
+"""LightGCN (He et al. 2020): vectors of users and items, averaged over walks on the graph of who clicked what, with any
+of the losses for pairs.
 
-The graph and the products with it only; batches, losses and users from outside the training are collaborative.py's.
+This file holds the graph and the products with it; collaborative.py has batches, losses and users outside of training.
 """
 
 import warnings
@@ -41,7 +41,8 @@ class LightGCNConfig(CollaborativeConfig):
 
 
 class Product(torch.autograd.Function):
-    """matrix @ x for a sparse matrix that does not learn, given with its transpose: torch makes one at every step."""
+    """matrix @ x for a sparse matrix without gradient, given with its transpose, which torch would make at every step.
+    """
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, transposed: Tensor, x: Tensor) -> Tensor:
@@ -54,17 +55,17 @@ class Product(torch.autograd.Function):
 
 
 class Side(NamedTuple):
-    """Of the users, or of the items: row b has the neighbours column[offsets[b]:offsets[b+1]], each with its weight."""
+    """The edges of all users, or of all items: row b has the neighbours column[offsets[b]:offsets[b+1]] with weights."""
 
     offsets: Tensor  # int64 [rows + 1]
     column: Tensor  # int64 [edges]
     weight: Tensor  # float32 [edges], 1 / sqrt(degree of the row * degree of the column)
 
     def matrix(self, table: Tensor) -> Tensor:
-        """What the table of the neighbours is multiplied with."""
+        """The sparse matrix that the neighbours' table is multiplied with."""
         shape = (len(self.offsets) - 1, len(table))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch remarks, once, that sparse matrices are new
+            warnings.simplefilter("ignore")  # torch warns once that sparse matrices are in beta
             return torch.sparse_csr_tensor(
                 self.offsets, self.column, self.weight.to(table), shape, check_invariants=False
             )
@@ -80,7 +81,8 @@ class Side(NamedTuple):
 
 
 class Graph(nn.Module):
-    """Which user has clicked which items: state, like weights, of any number of edges; none before training.
+    """Which user has clicked which items. The graph is part of the model's state, with any number of edges; it has none
+    before training.
 
     offsets [U+1], item [edges]: int64, each user's distinct items in rising order.
     """
@@ -96,7 +98,7 @@ class Graph(nn.Module):
         self._sides: tuple[Tensor, Side, Side] | None = None
 
     def fill(self, train: Histories) -> None:
-        """The clicks of `train`, each pair once."""
+        """Sets the graph to the clicks of `train`, each pair of user and item once."""
         row = np.repeat(np.arange(len(train)), train.lengths)
         pair = np.unique(row * (self.items + 1) + train.item)
         row, item = np.divmod(pair, self.items + 1)
@@ -108,7 +110,7 @@ class Graph(nn.Module):
             self.item = torch.from_numpy(item).to(self.item.device)
 
     def sides(self) -> tuple[Side, Side]:
-        """Of the users and of the items [I+1]."""
+        """The edges of the users [U] and of the items [I+1]."""
         if self._sides is None or self._sides[0] is not self.item:
             degree = (self.offsets.diff(), torch.bincount(self.item, minlength=self.items + 1))
             user = torch.repeat_interleave(torch.arange(len(self.offsets) - 1, device=self.item.device), degree[0])
@@ -145,17 +147,17 @@ class Graph(nn.Module):
 
 
 class LightGCN(Collaborative):
-    """LightGCN: the mean of A^k E over k = 0..layers, where E are the tables and A the clicks of train between users
-    and items, each divided by the root of both degrees.
+    """LightGCN: the mean of A^k E over k = 0..layers. E are the tables; A holds a click in train between a user and an
+    item as 1 / sqrt(degree of the user * degree of the item).
 
     In training the last product is computed for the rows of the batch alone, and so is the first one of the backward
     pass: a step takes layers - 1 products with the whole graph in either direction.
 
     Args:
-        items: the item table; the ids outside belong to it.
-        config: the settings, or none and the settings as keywords (`options`).
-        users: the ids of the users in training, in the order of its rows: `split.users`.
-        seed: of the initial weights.
+        items: the item table.
+        config: the settings; None: the settings are the keywords `options`.
+        users: the ids of the users in training, in the order of the training rows: `split.users`.
+        seed: seed of the initial weights.
 
     >>> from fastcl.recsys import Histories, Items, LightGCN
     >>> model = LightGCN(Items(ids=("a", "b", "c")), users=("u", "v"), dim=8, seed=0)

@@ -1,7 +1,8 @@
 """Losses of hidden states over an item table, in one table by name: the full softmax, a sampled softmax, and binary
 cross-entropy against an unclicked item.
 
-A loss is a function of tensors and of what was drawn for it; models choose among them and hold the weights.
+A loss is a function of tensors, its negatives included. Models choose the loss, hold the weights and draw negatives
+with the function that the table has for the loss.
 """
 
 import math
@@ -16,11 +17,11 @@ import fastcl
 from fastcl.recsys.data import Histories
 from fastcl.recsys.models.batching import Unclicked
 
-Draw = Callable[[np.ndarray], np.ndarray]  # of a batch's positions, the histories they belong to [n] -> int64 items
+Draw = Callable[[np.ndarray], np.ndarray]  # the row of `train` of each of a batch's positions [n] -> int64 items
 
 
 class ItemLoss(NamedTuple):
-    """How well hidden states [n, D] tell their target items [n] from others.
+    """A loss of hidden states [n, D] against their target items [n].
 
     `loss(hidden, table, target, negative, bias)` is the mean over the n positions. table [I+1, D] has padding in row 0;
     target is int64 [n], 1..I; bias [I] is added to the logits of the items 1..I.
@@ -39,8 +40,8 @@ def full_softmax(hidden: Tensor, table: Tensor, target: Tensor, negative: Tensor
 
 
 def sampled_softmax(hidden: Tensor, table: Tensor, target: Tensor, negative: Tensor, bias: Tensor) -> Tensor:
-    """Cross-entropy over the target and the items `negative` [S], which were drawn uniformly for the whole batch: each
-    of them stands for I / S items.
+    """Cross-entropy over the target and the items `negative` [S], drawn uniformly for the whole batch. Each negative
+    stands for I / S items.
     """
     weight = bias[negative - 1] + math.log(len(bias) / len(negative))
     return fastcl.sampled_softmax(

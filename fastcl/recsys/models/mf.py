@@ -28,10 +28,10 @@ class MF(Collaborative):
     A step reads and moves only the rows of its batch (`RowTable`), with the result of Adam over the whole tables.
 
     Args:
-        items: the item table; the ids outside belong to it.
-        users: the ids of the users in training, in the order of its rows: `split.users`.
-        config: the settings, or none and the settings as keywords (`options`).
-        seed: of the initial weights.
+        items: the item table.
+        users: the ids of the users in training, in the order of the training rows: `split.users`.
+        config: the settings; None: the settings are the keywords `options`.
+        seed: seed of the initial weights.
 
     >>> from fastcl.recsys import MF, Histories, Items
     >>> model = MF(Items(ids=("a", "b", "c")), users=("u", "v"), dim=8, seed=0)

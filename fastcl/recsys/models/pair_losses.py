@@ -1,7 +1,7 @@
-"""Losses of users against items by their vectors: what matrix factorisation and LightGCN are trained with, by name.
+"""Losses of user vectors against item vectors, in a table by name, for matrix factorisation and LightGCN.
 
-A loss is a function of a batch of pairs and its constants. Vectors come as they are scored, normalised or not; which
-items are negatives, and how they were drawn, is the caller's business.
+A loss is a function of a batch of pairs and of constants. Callers pass the vectors as they are scored, normalised or
+not, and choose and draw the negatives.
 """
 
 import math
@@ -15,33 +15,34 @@ import fastcl
 
 
 class Pairs(NamedTuple):
-    """B users, each with one item that the user has clicked, and what that is contrasted with."""
+    """B users, each with one item that the user has clicked, and the negatives."""
 
     user: Tensor  # [B, D]
     item: Tensor  # [B, D]
-    negative: Tensor | None  # [M, D], shared by all rows, or [B, N, D], each row's own; None: the items of the batch
+    negative: Tensor | None  # [M, D], shared by all rows, or [B, N, D], of each row; None: the items of the batch
     user_id: Tensor  # int64 [B]
     item_id: Tensor  # int64 [B]
     negative_id: Tensor | None  # int64 [M] or [B, N]
-    log_q: Tensor | None  # [B], log of how likely each item is drawn as a negative; None: all alike
+    log_q: Tensor | None  # [B], log probability that each item is drawn as a negative; None: equal for all items
     negative_log_q: Tensor | None  # [M] or [B, N]
 
     @property
     def against(self) -> Tensor:
-        """The negatives, for losses that need no ids to leave a row's own item out of them: it changes nothing there,
-        or little.
+        """The negatives for losses in which a row's own item among them changes nothing or little, so that no ids are
+        needed.
         """
         return self.item if self.negative is None else self.negative
 
     @property
     def ids(self) -> dict[str, Any]:
-        """What keeps a row's own item out of its negatives, wherever it is among them."""
+        """The arguments with which a loss leaves a row's own item out of its negatives."""
         return {"ids": self.item_id, "negative_ids": self.negative_id}
 
 
 class Constants(NamedTuple):
-    """temperature: of inner products in every loss but ccl and directau. lam, epsilon: of MINE+ and InfoNCE+. margin,
-    weight: of ccl's negatives. gamma: of directau's uniformity. positive_temperature: of bsl's positives.
+    """temperature: divides inner products in every loss but ccl and directau. lam, epsilon: those of MINE+ and
+    InfoNCE+. margin, weight: those of the negatives in ccl. gamma: weight of the uniformity in directau.
+    positive_temperature: temperature of the positives in bsl.
     """
 
     temperature: float = 0.1
@@ -56,7 +57,8 @@ class Constants(NamedTuple):
 def bpr(pairs: Pairs, c: Constants) -> Tensor:
     """Rendle et al. 2009: softplus((negative - positive) / T), the mean over the negatives.
 
-    The row's own item is none of them: among those of the batch it gives log 2 and no gradient, which is taken off.
+    The row's own item does not count: where the batch's items are the negatives, its term, which is log 2 without a
+    gradient, is subtracted.
     """
     query, against = pairs.user / c.temperature, pairs.against
     total = fastcl.bpr(query, pairs.item, against)
@@ -66,14 +68,14 @@ def bpr(pairs: Pairs, c: Constants) -> Tensor:
 
 
 def infonce(pairs: Pairs, c: Constants) -> Tensor:
-    """van den Oord et al. 2018; the sampled softmax without a correction for how the negatives are drawn."""
+    """van den Oord et al. 2018: the sampled softmax without a correction for how negatives are drawn."""
     return fastcl.infonce(
         pairs.user, pairs.item, pairs.negative, temperature=c.temperature, normalize=False, **pairs.ids
     )
 
 
 def sampled_softmax(pairs: Pairs, c: Constants) -> Tensor:
-    """Bengio & Senecal 2008: infonce with log q taken off every logit; the same where all items are drawn alike."""
+    """Bengio & Senecal 2008: infonce with log q subtracted from every logit. With equal q it equals infonce."""
     log_q: dict[str, Any] = {"log_q": pairs.log_q, "negative_log_q": pairs.negative_log_q}
     return fastcl.sampled_softmax(
         pairs.user, pairs.item, pairs.negative, temperature=c.temperature, **pairs.ids, **log_q
@@ -116,7 +118,7 @@ def ccl(pairs: Pairs, c: Constants) -> Tensor:
         ids = pairs.item_id if pairs.negative_id is None else pairs.negative_id
         other = ids != pairs.item_id[:, None]
     else:
-        assert pairs.negative_id is not None, "negatives have their ids"
+        assert pairs.negative_id is not None, "negatives come with their ids"
         above = (torch.einsum("bd,bnd->bn", pairs.user, pairs.negative) - c.margin).relu()
         other = pairs.negative_id != pairs.item_id[:, None]
     return (1.0 - positive + c.weight * (above * other).sum(-1) / other.sum(-1).clamp(min=1)).mean()
@@ -126,16 +128,16 @@ def directau(pairs: Pairs, c: Constants) -> Tensor:
     """Wang et al. 2022: alignment + gamma / 2 (uniformity of the users + that of the items); reads no negatives."""
     together = fastcl.alignment(pairs.user, pairs.item)
     if len(pairs.user) < 2:
-        return together  # one point is as evenly spread as can be
+        return together  # the uniformity of a single point is constant
     return together + 0.5 * c.gamma * (fastcl.uniformity(pairs.user) + fastcl.uniformity(pairs.item))
 
 
 def bsl(pairs: Pairs, c: Constants) -> Tensor:
-    """Bilateral softmax loss (Wu et al. 2024), with a temperature for either side, the positives' T+ and T:
+    """Bilateral softmax loss (Wu et al. 2024), with a temperature T+ of the positives and T of the negatives:
 
-        -T+ log mean_p exp(positive_p / T+) + T log mean_j exp(negative_j / T)
+        (-T+ log mean_p exp(positive_p / T+) + T log mean_j exp(negative_j / T)) / T
 
-    divided by T; p: the rows of the batch with the same user, j: the negatives. Where no user comes twice this is MINE.
+    p: the rows of the batch with the same user; j: the negatives. Where every user occurs once, this is MINE.
     """
     pull = (pairs.user * pairs.item).sum(-1)
     push = fastcl.mine(pairs.user, pairs.item, pairs.negative, temperature=c.temperature, normalize=False, **pairs.ids)
@@ -143,7 +145,7 @@ def bsl(pairs: Pairs, c: Constants) -> Tensor:
     z = pull / c.positive_temperature
     top = z.new_full((len(count),), -torch.inf).scatter_reduce(0, group, z.detach(), "amax")
     soft = top + (torch.zeros_like(top).index_add(0, group, (z - top[group]).exp()) / count).log()
-    # mine holds -positive / T already: what is left is between a user's soft mean and the plain one, each row once.
+    # `push` (mine) holds the mean of -positive / T. Added here is the difference between that and the soft means.
     return push + (pull.sum() - c.positive_temperature * (soft * count).sum()) / (c.temperature * len(pull))
 
 

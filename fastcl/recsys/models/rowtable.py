@@ -1,7 +1,4 @@
-"""A table of vectors of which a step of training reads and moves some rows only.
-
-The optimiser that does so is training/rowadam.py; nothing here knows what the rows are of.
-"""
+"""A table of vectors of which a training step reads and updates some rows only; training/rowadam.py updates them."""
 
 from collections.abc import Callable
 
@@ -11,9 +8,9 @@ from torch import Tensor, nn
 
 
 class RowTable(nn.Module):
-    """weight [rows, dim], drawn from N(0, std^2). The gradient of a lookup is sparse: of the rows that it read.
+    """weight [rows, dim], drawn from N(0, std^2). The gradient of a lookup is sparse: it holds the rows that were read.
 
-    before: what the optimiser does to rows that are about to be read; None outside of training.
+    before: a function that the optimiser sets to update rows that are about to be read; None outside of training.
 
     >>> table = RowTable(3, 2, std=0.1)
     >>> table(torch.tensor([2, 0])).shape

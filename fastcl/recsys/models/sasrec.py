@@ -1,7 +1,7 @@
 """SASRec (Kang & McAuley 2018, "Self-Attentive Sequential Recommendation"): a causal Transformer that predicts every
 next click.
 
-The model only: config, encoding, losses, batches. Data, metrics and the training loop live in their own files.
+This file holds the model alone: config, encoding, loss, batches.
 """
 
 import math
@@ -81,22 +81,22 @@ class SASRecConfig:
 class Batch(NamedTuple):
     clicks: Packed
     item: Tensor  # int64 [n]
-    target: Tensor  # int64 [n], the click after each of them
-    negative: Tensor  # int64 [n], an item its user never clicked; [0] for a loss that reads none
+    target: Tensor  # int64 [n], the click after each click
+    negative: Tensor  # int64 [n], an item that the user never clicked; [0] for a loss that reads none
 
 
 class SASRec(Model):
     """Transformer over a click history, scored against the item table by inner products.
 
-    Positions count from the oldest click of the window by default: what was trained as the n-th step of a window is
-    what serves a history of n clicks, and a later click never moves an earlier one. Longer histories are cut to the
-    newest max_len. Training cuts long histories into windows, so every click but a history's first is a target once an
-    epoch (the paper drops all but the newest window).
+    Positions count from the oldest click of the window by default, so that the n-th step of a window is trained for
+    serving a history of n clicks, and a later click never changes an earlier position. Serving reads the newest max_len
+    clicks. Training cuts long histories into windows, so that every click but a history's first is a target once per
+    epoch; the paper trains on the newest window alone.
 
     Args:
-        items: the item table; the ids outside belong to it.
-        config: the settings, or none and the settings as keywords (`options`).
-        seed: of the initial weights.
+        items: the item table.
+        config: the settings; None: the settings are the keywords `options`.
+        seed: seed of the initial weights.
 
     >>> from fastcl.recsys import Histories, Items, SASRec
     >>> model = SASRec(Items(ids=("a", "b", "c")), dim=8, seed=0)
@@ -106,7 +106,7 @@ class SASRec(Model):
 
     name = "sasrec"
     Config = SASRecConfig
-    bias: Tensor  # [I], joins the logits of the loss; set by `batches`
+    bias: Tensor  # [I], added to the logits of the loss (debias); set by `batches`
 
     def __init__(self, items: Items, config: SASRecConfig | None = None, *, seed: int = 0, **options: Any) -> None:
         config = settled(SASRecConfig, config, options)
@@ -147,7 +147,7 @@ class SASRec(Model):
         return batch_count(windows(train, self.config.max_len), self.config.batch)
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
-        """One epoch."""
+        """One epoch: every window once, in random order."""
         self.bias.copy_(self.config.debias * log_shares(train, len(self.items)).to(self.device))
         draw = ITEM_LOSSES[self.config.loss].negatives(train, len(self.items), 0, rng)
         for spans in batched(windows(train, self.config.max_len), self.config.batch, rng, self.share):

@@ -1,5 +1,5 @@
-"""The settings of CLRec. What the names among them stand for is in encoders.py, objectives.py, queues.py, tasks.py and
-propensities.py; these read the settings, so this file imports none of them.
+"""The settings of CLRec. The tables behind their names are in encoders.py, objectives.py, queues.py, tasks.py and
+propensities.py. Those files import the settings, so this file imports none of them.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from fastcl.recsys.models.clrec.times import TIME_CUTS, UNITS, check_cuts
 from fastcl.recsys.options import above, at_least, between
 from fastcl.recsys.settings import check_choices, setting
 
-TASKS = (("u2i",), ("u2i", "u2u"))  # serving recommends items, so u2i is never left out
+TASKS = (("u2i",), ("u2i", "u2u"))  # u2i is always there, since serving recommends items
 DUPLICATES = ("keep", "exclude")
 TIME_CUTS_MEANING = """Rising limits of the time buckets, in seconds; a click's bucket is that of the time from it to
     the newest click of its history. Empty for data without times."""

@@ -1,8 +1,7 @@
-"""CLRec's encoders (Zhou et al. 2021, appendix B.1): of an item, and two of a user by name, the paper's own and the
-Transformer of its public tables.
+"""CLRec's encoders (Zhou et al. 2021, appendix B.1): one of items, and two of users by name, which are the paper's own
+and the Transformer of its public tables.
 
-Networks only: from items and packed clicks to vectors. Similarity, losses, queues and batches are the model's, in
-model.py.
+These networks turn items and packed clicks into vectors. model.py has similarity, loss, queues and batches.
 """
 
 from abc import ABC, abstractmethod
@@ -20,8 +19,8 @@ from fastcl.recsys.models.layers import CausalBlock, Dropout, MultiAtt, Weighted
 
 
 class ItemEncoder(nn.Module):
-    """g(y): id embedding + concatenation of the features' embeddings, whose widths share out `dim`; items without a
-    value add zeros.
+    """g(y): the id embedding plus the concatenated embeddings of the features, whose widths add up to `dim`. A feature
+    without a value adds zeros.
     """
 
     def __init__(self, items: Items, dim: int) -> None:
@@ -34,27 +33,27 @@ class ItemEncoder(nn.Module):
         for nth, feature in enumerate(items.features.values()):
             width = dim // count + (nth < dim % count)
             self.features.append(nn.EmbeddingBag(len(feature.values) + 1, width, mode="mean", padding_idx=PAD))
-            # Not in the state dict: the item table is stored beside the weights.
+            # The codes are not in the state dict, since a run folder stores the item table beside the weights.
             self.register_buffer(f"codes_{nth}", torch.from_numpy(feature.codes), persistent=False)
 
     def forward(self, item: Tensor) -> Tensor:  # int64 [U] -> [U, D]
         return self.id(item) + self.described(item) if len(self.features) else self.id(item)
 
     def described(self, item: Tensor) -> Tensor:
-        """[U, D], what the features add."""
+        """[U, D], the part of the vectors that the features add."""
         values = [bag(self.get_buffer(f"codes_{nth}")[item]) for nth, bag in enumerate(self.features)]
         return torch.cat(values, -1) if values else self.id.weight.new_zeros(len(item), self.id.embedding_dim)
 
 
 class Features(NamedTuple):
-    """Where the features of items are used."""
+    """One choice of the setting that says where item features are used: two functions that encode items."""
 
     both: Callable[[ItemEncoder, Tensor, Tensor], tuple[Tensor, Tensor]]  # clicks [n], targets and negatives [m]
-    scored: Callable[[ItemEncoder, Tensor], Tensor]  # the latter alone
+    scored: Callable[[ItemEncoder, Tensor], Tensor]  # targets and negatives alone
 
 
 def _distinct(encode: Callable[[Tensor], Tensor], item: Tensor) -> Tensor:
-    """[n, D]: no item is encoded twice."""
+    """[n, D], the vectors of items [n]; each distinct item is encoded once."""
     distinct, place = item.unique(return_inverse=True)
     return F.embedding(place, encode(distinct))
 
@@ -76,12 +75,10 @@ FEATURES: dict[str, Features] = {
 
 
 class UserEncoder(nn.Module, ABC):
-    """f(x), from encoded clicks [n, D] with their time buckets [n] to vectors of any length.
+    """f(x), from encoded clicks [n, D] with their time buckets [n] to user vectors, which are not normalised.
 
-    Training reads `spans` of the histories; the clicks that a target follows, one vector each, are `trained`. `served`
-    picks those that follow the newest click of each span. Batches of spans with a target each are sorted by length,
-    sorted_together of them at once, which saves padding; where every click is a target they are not, or a mean over a
-    batch of short spans would weigh each target more than one over long spans.
+    Training reads `spans` of the histories and makes one vector for each click that a target follows; `trained` names
+    these clicks. `served` picks the vector after the newest click of each span. sorted_together: as in `batched`.
     """
 
     sorted_together: ClassVar[int] = 1
@@ -94,17 +91,17 @@ class UserEncoder(nn.Module, ABC):
     @staticmethod
     @abstractmethod
     def spans(histories: Histories, length: int) -> Spans:
-        """Of at most `length` clicks; a target follows the newest one of each."""
+        """Spans of at most `length` clicks; a target follows the newest click of each."""
 
     @staticmethod
     @abstractmethod
     def trained(clicks: Packed) -> Tensor:
-        """[N], packed rows."""
+        """[N], the packed rows of the clicks that a target follows."""
 
     @staticmethod
     @abstractmethod
     def served(vectors: Tensor, clicks: Packed) -> Tensor:
-        """[N, D] -> [B, D]."""
+        """[N, D] -> [B, D], the vector after the newest click of each span."""
 
     @abstractmethod
     def forward(self, x: Tensor, bucket: Tensor, clicks: Packed) -> Tensor:
@@ -112,8 +109,8 @@ class UserEncoder(nn.Module, ABC):
 
 
 class Pooling(UserEncoder):
-    """WHA(MultiAtt(X)) of appendix B.1.2, heads normalised (B.2). A click adds its time bucket and its backward
-    position, the earliest at zero. A span is all that was clicked before one target.
+    """WHA(MultiAtt(X)) of appendix B.1.2 with normalised heads (B.2). The embeddings of a click's time bucket and of
+    its position are added to it; the earliest click has position 0. A span is all that was clicked before one target.
     """
 
     sorted_together = TOGETHER
@@ -144,8 +141,8 @@ class Pooling(UserEncoder):
 
 
 class Transformer(UserEncoder):
-    """SASRec's (Kang & McAuley 2018): causal blocks over position and click, which predict the click after each one. A
-    time up to the newest click would tell earlier ones of later ones, so there is none.
+    """SASRec's encoder (Kang & McAuley 2018): causal blocks over positions and clicks, which predict the click after
+    each click. It has no time buckets: the time up to the newest click would tell earlier clicks about later ones.
     """
 
     def __init__(self, config: CLRecConfig) -> None:
@@ -156,7 +153,7 @@ class Transformer(UserEncoder):
     @staticmethod
     def spans(histories: Histories, length: int) -> Spans:
         cut = windows(histories, length)
-        return cut._replace(stop=cut.stop - 1)  # what follows the newest click is its target
+        return cut._replace(stop=cut.stop - 1)  # the last click of a window is a target only
 
     @staticmethod
     def trained(clicks: Packed) -> Tensor:

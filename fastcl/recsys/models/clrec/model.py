@@ -1,9 +1,9 @@
 """CLRec (Zhou et al. 2021, "Contrastive Learning for Debiased Candidate Generation in Large-Scale Recommender
 Systems"), single queue.
 
-The model only, after the paper's Appendix B: encoding, loss, batches. Its settings are in config.py, its encoders are a
-table in encoders.py, the losses it is compared with in objectives.py, their propensities in propensities.py; its queue
-is `fastcl.NegativeQueue`.
+This file holds the model alone, after the paper's appendix B: encoding, loss, batches. config.py has the settings,
+encoders.py the table of encoders, objectives.py the losses that the paper compares, propensities.py their propensities.
+The queue is `fastcl.NegativeQueue`.
 """
 
 from collections.abc import Iterator
@@ -34,32 +34,32 @@ _NONE = absent(torch.int64)
 
 
 class Batch(NamedTuple):
-    """What follows the target is left out where a model has no use for it."""
+    """A batch of clicks and targets. Fields after `target` are empty where the settings do not use them."""
 
     clicks: Packed
     item: Tensor  # int64 [n]
     bucket: Tensor  # int64 [n]
     target: Tensor  # int64 [N], the click after each history, or with "sasrec" after each click
     at: Tensor = _NONE  # int64 [N], the packed row that each target follows
-    row: Tensor = _NONE  # int64 [N], the history, of those that `batches` was given
-    drawn: Tensor = _NONE  # int64 [M] or [N, K], what the objective draws
+    row: Tensor = _NONE  # int64 [N], the row of `train` that each target belongs to
+    drawn: Tensor = _NONE  # int64 [M] or [N, K], the items that the objective draws
     later: Later | None = None
 
 
 class CLRec(Model):
     """A user encoder over a click history, scored against encoded items by cosine / temperature.
 
-    An item is its id embedding plus the concatenation of its features' embeddings (means over several values). A user
-    is several weighted sums of the past clicks, themselves summed by weight, or the last state of a Transformer. In the
-    first, a click adds its time bucket (of the time up to the history's newest click, so nothing of the target is
-    known) and its backward position (the earliest click at zero). Negatives are the batch's other positives and a
-    queue of earlier ones, so they appear as often as they are clicked. No log q correction: the optimum is preference
-    over exposure.
+    An item's vector is its id embedding plus the concatenated embeddings of its features (means over several values). A
+    user's vector is a weighted sum of several weighted sums of the past clicks ("pooling"), or the last state of a
+    Transformer ("sasrec"). With "pooling" each click adds the embedding of its time bucket and of its position, the
+    earliest click at zero. The bucket is that of the time up to the history's newest click, which tells nothing about
+    the target. Negatives are the batch's other positives and a queue of earlier ones, so that items are negatives as
+    often as they are clicked. Without a log q correction the optimum is preference divided by exposure.
 
     Args:
-        items: the item table with its features; the ids outside belong to it.
-        config: the settings, or none and the settings as keywords (`options`).
-        seed: of the initial weights.
+        items: the item table with its features.
+        config: the settings; None: the settings are the keywords `options`.
+        seed: seed of the initial weights.
 
     >>> from fastcl.recsys import CLRec, Histories, Items
     >>> model = CLRec(Items(ids=("a", "b", "c")), dim=8, seed=0)
@@ -92,7 +92,7 @@ class CLRec(Model):
         self.item_follower = follower(self.item) if config.momentum else None
         self.user_follower = follower(self.user) if config.momentum and both else None
         self.register_buffer("log_share", torch.zeros(len(items)), persistent=False)
-        # Of the last loss, on their way into the queues.
+        # Vectors that the last loss encoded; `after_step` pushes them into the queues.
         self._positives, self._later = torch.empty(0, config.dim), torch.empty(0, config.dim)
 
     def forward(self, x: Tensor, bucket: Tensor, clicks: Packed) -> Tensor:
@@ -158,7 +158,7 @@ class CLRec(Model):
         )
 
     def after_step(self, batch: Batch) -> None:
-        """The batch's positives join the queues, as the loss encoded them or as the followers do."""
+        """Pushes the batch's positives into the queues, as the loss encoded them or as the followers encode them."""
         positives, after = self._positives, self._later
         if self.item_follower is not None:
             momentum_update(self.item_follower, self.item, self.config.momentum)

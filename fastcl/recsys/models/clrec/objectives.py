@@ -1,7 +1,6 @@
-"""The losses CLRec is compared with (Zhou et al. 2021, sections 2.2 and B.3), and where its own negatives come from: in
-tables by name.
+"""CLRec's loss and the losses that it is compared with (Zhou et al. 2021, sections 2.2 and B.3), in a table by name.
 
-Functions of encoded (history, next click) pairs; encoders, queues and batches are the model's, in model.py.
+They are functions of encoded pairs (history, next click). model.py has the encoders, queues and batches.
 """
 
 import functools
@@ -18,24 +17,25 @@ from fastcl.recsys.models.clrec.config import CLRecConfig
 
 
 class Pairs(NamedTuple):
-    """N histories, each with its next click, and M items beside them; all vectors normalised.
+    """N histories with the next click of each, and M items to be told apart from the next clicks.
 
-    Similarity is the cosine / temperature, so a loss of inner products divides one side by the temperature.
+    All vectors are normalised. Similarity is cosine / temperature, so that a loss of inner products divides one side by
+    the temperature.
     """
 
     user: Tensor  # [N, D]
-    positive: Tensor  # [N, D], of the next clicks
-    target: Tensor  # int64 [N], their item numbers
-    window: Tensor  # int64 [N], which span of the batch a pair belongs to
-    drawn: Tensor  # int64 [M] or [N, K], items to be told apart from
-    keys: Tensor  # [M, D] or [N, K, D], their vectors
+    positive: Tensor  # [N, D], the vectors of the next clicks
+    target: Tensor  # int64 [N], the items of the next clicks
+    window: Tensor  # int64 [N], the span of the batch that each pair belongs to
+    drawn: Tensor  # int64 [M] or [N, K], the items to be told apart from
+    keys: Tensor  # [M, D] or [N, K, D], the vectors of `drawn`
     queued: Evicted | None  # vectors kept from earlier batches
     items: Callable[[], Tensor]  # () -> [I, D], all items' vectors
     log_share: Tensor  # [I], log of each item's share of the train clicks
     log_q: Tensor  # [N], log propensity of the next clicks; empty where no objective asks for it
 
 
-# What to do with other clicks of the same item among the negatives: the ids passed to the loss decide.
+# The ids that are passed to the loss for the setting `duplicates`: equal ids are left out of the negatives.
 DUPLICATES: dict[str, Callable[[Tensor], Tensor | None]] = {
     "keep": lambda target: None,
     "exclude": lambda target: target,
@@ -43,10 +43,10 @@ DUPLICATES: dict[str, Callable[[Tensor], Tensor | None]] = {
 
 
 def contrastive(pairs: Pairs, config: CLRecConfig) -> Tensor:
-    """Eq. 3 without log q: the negatives are the newest clicks, so they come as often as they are clicked."""
+    """Eq. 3 without log q. The negatives are the newest clicks, so that items occur as often as they are clicked."""
     ids = DUPLICATES[config.duplicates](pairs.target)
     if ids is None:
-        # A window's own clicks are no sample of what was shown to all. Below zero: no item's number.
+        # A window's own clicks are no sample of what was shown to all users. Negative ids equal no item's number.
         ids = -1 - pairs.window
     column = in_batch(len(ids), config, ids.device)
     return fastcl.infonce(
@@ -62,13 +62,13 @@ def contrastive(pairs: Pairs, config: CLRecConfig) -> Tensor:
 
 
 def in_batch(n: int, config: CLRecConfig, device: torch.device) -> Tensor:
-    """Which of a batch's n positives serve as negatives: all, or `negatives` of them, evenly, where there are more."""
+    """int64, the indices of the n positives that serve as negatives: all, or `negatives` evenly spaced ones of more."""
     few = min(n, config.negatives)
     return torch.arange(few, device=device) * n // few
 
 
 def sampled_softmax(pairs: Pairs, config: CLRecConfig) -> Tensor:
-    """Eq. 2: explicit negatives with log q, which make it an estimate of the full softmax."""
+    """Eq. 2: drawn negatives with a log q correction, with which the loss estimates the full softmax."""
     return fastcl.sampled_softmax(
         pairs.user,
         pairs.positive,
@@ -82,7 +82,7 @@ def sampled_softmax(pairs: Pairs, config: CLRecConfig) -> Tensor:
 
 
 def negative_sampling(pairs: Pairs, config: CLRecConfig) -> Tensor:
-    """A binary decision a pair (Mikolov et al. 2013); the keys decide whether negatives are shared."""
+    """A binary decision for each pair (Mikolov et al. 2013). All pairs share the negatives where `keys` is [M, D]."""
     return fastcl.negative_sampling(pairs.user / config.temperature, pairs.positive, pairs.keys)
 
 
@@ -92,8 +92,8 @@ def full_softmax(pairs: Pairs, config: CLRecConfig) -> Tensor:
 
 
 def inverse_propensity(pairs: Pairs, config: CLRecConfig) -> Tensor:
-    """Eq. 4: the full softmax, a pair counting 1 / q(y|x), here over the number of items so that equal propensities
-    count 1, and at most `weight_limit`.
+    """Eq. 4: the full softmax, each pair weighted by 1 / q(y|x). The weights are divided by the number of items, so
+    that equal propensities have weight 1, and are at most `weight_limit`.
     """
     table = pairs.items()
     weight = torch.exp(-pairs.log_q.detach()) / len(table)
@@ -107,13 +107,15 @@ def inverse_propensity(pairs: Pairs, config: CLRecConfig) -> Tensor:
 
 
 class Objective(NamedTuple):
-    """`shape(n, config)` is that of the items drawn for n pairs, each in proportion to clicks ** power (B.3: 0.75)."""
+    """An objective and the items that it draws: `shape(n, config)` items for n pairs, in proportion to clicks ** power
+    (0.75 in appendix B.3).
+    """
 
     loss: Callable[[Pairs, CLRecConfig], Tensor]
     shape: Callable[[int, CLRecConfig], tuple[int, ...]] = lambda n, config: (0,)
     power: float = 1.0
-    queue: bool = False  # whether it takes its negatives from earlier batches
-    weighs: bool = False  # whether it asks for a propensity
+    queue: bool = False  # whether it takes negatives from earlier batches
+    weighs: bool = False  # whether it needs a propensity
 
 
 OBJECTIVES: dict[str, Objective] = {
@@ -130,8 +132,8 @@ Draw = Callable[[tuple[int, ...]], np.ndarray]
 
 
 def drawing(log_share: Tensor, power: float, rng: np.random.Generator) -> Draw:
-    """A function from shapes to int64 items in proportion to share ** power. All items' powers are summed at the first
-    shape that is not empty: at ten million items the sums take as long as several batches.
+    """A function from shapes to int64 items drawn in proportion to share ** power. The powers of all items are summed
+    only when the first shape that is not empty is drawn: for ten million items it takes as long as several batches.
     """
     upto = functools.cache(lambda: np.cumsum(np.exp(power * log_share.double().numpy(force=True))))
 

@@ -1,9 +1,9 @@
-"""Propensities q(y|x) for the inverse propensity weighted loss (Zhou et al. 2021, Eq. 4), in a table by name: how
-likely the old system was to show what was clicked, as far as clicks tell.
+"""Propensities q(y|x) for the inverse propensity weighted loss (Zhou et al. 2021, Eq. 4), in a table by name: estimates
+from clicks of how likely the system that made the log was to show an item.
 
 A propensity is a module from (the click before each target [N], the targets [N], log of each item's share of the train
-clicks [I]) to log q [N]. Where it learns, the model trains it by maximum likelihood beside its own loss, to which q is
-a constant.
+clicks [I]) to log q [N]. A propensity that learns is trained by maximum likelihood beside the model's loss, in which q
+is a constant.
 """
 
 import torch
@@ -33,7 +33,7 @@ class Learned(nn.Module):
         self.after = nn.Embedding(n_items, self.DIM)
         self.bias = nn.Parameter(torch.zeros(n_items))
         nn.init.normal_(self.before.weight, std=self.DIM**-0.5)
-        nn.init.zeros_(self.after.weight)  # so that q begins as the share, to which learning adds
+        nn.init.zeros_(self.after.weight)  # q begins as the item's share of the clicks
 
     def forward(self, before: Tensor, target: Tensor, log_share: Tensor) -> Tensor:
         bias = log_share + self.bias

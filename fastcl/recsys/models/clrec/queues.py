@@ -1,7 +1,7 @@
-"""Where CLRec's negatives from earlier batches come from (Zhou et al. 2021, Fig. 1), in a table by name: nowhere (a),
-a queue of items that are encoded again each step (b), a queue of vectors kept as they were (c).
+"""The sources of CLRec's negatives from earlier batches (Zhou et al. 2021, Fig. 1), in a table by name: none (a), a
+queue of items that are encoded again at each step (b), a queue of vectors as they were encoded (c).
 
-Queues only; what is pushed, and when, is the model's, in model.py.
+model.py decides what is pushed into the queues and when.
 """
 
 import copy
@@ -25,11 +25,11 @@ def _vectors(queue: NegativeQueue, count: int) -> tuple[Tensor, Evicted]:
 
 
 class Source(NamedTuple):
-    """`entry` is made of the vectors [N, D] and the numbers [N] of a batch's positives. `read` gives the numbers of the
-    items to encode again [M], and the vectors that stay.
+    """`entry` makes queue entries from the vectors [N, D] and the numbers [N] of a batch's positives. `read` returns
+    the numbers [M] of the items to encode again, and the vectors that are used as they are.
     """
 
-    queue: Callable[[int, int], NegativeQueue | None]  # of capacity and dim
+    queue: Callable[[int, int], NegativeQueue | None]  # (capacity, dim) -> the queue
     entry: Callable[[Tensor, Tensor], Tensor] = lambda vectors, item: vectors
     read: Callable[[NegativeQueue, int], tuple[Tensor, Evicted | None]] = _vectors
 
@@ -37,7 +37,7 @@ class Source(NamedTuple):
 SOURCES: dict[str, Source] = {
     "batch": Source(lambda size, dim: None),
     "ids": Source(
-        # An item's number, exact in float64, is what its features are found by.
+        # The entries are item numbers, which float64 holds exactly.
         lambda size, dim: NegativeQueue(size, 1, torch.float64),
         lambda vectors, item: item[:, None].double(),
         _numbers,
@@ -47,5 +47,5 @@ SOURCES: dict[str, Source] = {
 
 
 def follower(encoder: M) -> M:
-    """What `momentum_update` moves after `encoder`: the same weights, which no gradient reaches."""
+    """A copy of `encoder` without gradients, which `momentum_update` moves after it."""
     return copy.deepcopy(encoder).requires_grad_(False)

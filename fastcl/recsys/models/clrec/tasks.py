@@ -1,7 +1,7 @@
-"""CLRec's second task (Zhou et al. 2021, appendix B.4): u2u, which tells a user's later clicks from those of others.
+"""CLRec's second task (Zhou et al. 2021, appendix B.4): u2u, which tells a user's later clicks from those of other
+users.
 
-How the later sequences are cut and the task's loss; encoding them and queueing their vectors is the model's, in
-model.py.
+This file cuts the later sequences and has the task's loss; model.py encodes the sequences and queues their vectors.
 """
 
 from typing import NamedTuple
@@ -24,22 +24,22 @@ class Later(NamedTuple):
     item: Tensor  # int64 [m]
     bucket: Tensor  # int64 [m], times up to the sequence's own newest click
     pair: Tensor  # int64 [B], 0..N-1
-    row: Tensor  # int64 [B], the history, of those that `batches` was given
+    row: Tensor  # int64 [B], the row of `train` that each sequence belongs to
 
 
 def pick(window: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """[B], one pair of each span by chance; window [N] rises, every span 0..B-1 has a pair."""
+    """[B], a random pair of each span. window [N]: the span of each pair, rising; every span 0..B-1 has a pair."""
     count = np.bincount(window)
     return count.cumsum() - count + (rng.random(len(count)) * count).astype(np.int64)
 
 
 def later(train: Histories, begin: np.ndarray, row: np.ndarray, length: int) -> Spans:
-    """Of at most `length` and at most `LONGEST` clicks from `begin` [B] on, within histories `row` [B]."""
+    """Spans of at most `length` and at most `LONGEST` clicks from `begin` [B] on, within histories `row` [B]."""
     return Spans(begin, np.minimum(begin + min(length, LONGEST), train.offsets[row + 1]), row)
 
 
 def u2u(before: Tensor, after: Tensor, row: Tensor, queued: Evicted | None, temperature: float) -> Tensor:
-    """Which sequence [B, D] follows which, among the batch's and earlier ones; another of the same user is no
-    negative.
+    """InfoNCE of earlier sequences [B, D] against later ones [B, D]. Negatives are the batch's other later sequences,
+    without those of the same user (`row`), and queued ones.
     """
     return fastcl.infonce(before, after, temperature=temperature, normalize=False, in_batch=True, queue=queued, ids=row)

@@ -1,4 +1,4 @@
-"""The settings of ContrastVAE, and which of its choices they name."""
+"""The settings of ContrastVAE."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from fastcl.recsys.models.losses import ITEM_LOSSES
 from fastcl.recsys.options import above, at_least, between, one_of
 from fastcl.recsys.settings import check_choices, setting
 
-# Second views that need no other sequence: another pass with other dropout (MA), and learned noise on sigma (VA).
+# Second views of an unchanged sequence: a second pass with other dropout (MA), and learned noise on sigma (VA).
 MODEL, VARIATIONAL = "dropout", "variational"
 ALPHAS = {"scalar": lambda config: (), "dimension": lambda c: (c.dim,), "position": lambda c: (c.max_len, 1)}
 TEMPERATURES = ("fixed", "learned")

@@ -1,8 +1,9 @@
 """ContrastVAE (Wang et al. 2022, "ContrastVAE: Contrastive Variational AutoEncoder for Sequential Recommendation"):
-a variational Transformer over a click history, trained on two views of it that are held together by a contrast.
+a variational Transformer over a click history, trained on two views of it and a contrastive loss between the views.
 
-The model only: encoders and decoder, losses, batches. Its settings are in config.py; augmentations and contrasts are
-tables in views.py, reconstruction losses in models/losses.py; what the authors' program does otherwise is in rules.py.
+This file holds the model alone: encoders, decoder, loss, batches. config.py has the settings, views.py the tables of
+augmentations and contrasts, models/losses.py the reconstruction losses, rules.py what the authors' program does
+differently.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,15 +25,13 @@ from fastcl.recsys.settings import settled
 
 
 class View(NamedTuple):
-    """n positions; the target is 0 where there is nothing to predict (padding, which only the authors' program
-    has).
-    """
+    """One view of a batch of sequences: n positions. Only the rules of the authors' program pad, with target 0."""
 
     clicks: Packed  # all positions
-    real: Packed  # those that are clicks; the same where nothing is padded
-    item: Tensor  # int64 [n], 0..I+1 (I+1: covered)
+    real: Packed  # the positions without padding
+    item: Tensor  # int64 [n], 0..I+1; I+1 is the mask token
     target: Tensor  # int64 [n], 0..I
-    negative: Tensor  # int64, what the reconstruction draws
+    negative: Tensor  # int64, the items that the reconstruction loss draws
 
 
 class ContrastVAE(Model):
@@ -41,16 +40,17 @@ class ContrastVAE(Model):
 
         loss = rec(x | z) + rec(x' | z') + w (KL(q(z|x), N(0, I)) + KL(q(z'|x'), N(0, I))) + v contrast(z, z')
 
-    Item and position embedding, layer norm and dropout; two causal Transformers give mean and log-variance of every
-    position, a third decodes z; scores are inner products of its newest position with the item table. z = mu +
-    sigma eps in training (alpha sigma eps in the second view under VA), mu otherwise. rec and KL (summed over D) are
-    means over real positions; the contrast compares the means of z over each sequence's positions. alpha =
-    sigmoid(parameter), from 0.5, and costs the KL of variational dropout (Kingma et al. 2015, Eq. 14).
+    Clicks are embedded by item and position, followed by layer norm and dropout. Two causal Transformers give the mean
+    and the log-variance of every position, a third decodes z. Scores are inner products of the decoded newest position
+    with the item table. In training z = mu + sigma eps, in the second view under VA z = mu + alpha sigma eps; otherwise
+    z = mu. rec and KL (summed over D) are means over real positions; the contrast compares the means of z over each
+    sequence's positions. alpha = sigmoid(parameter) begins at 0.5 and costs the KL of variational dropout (Kingma et
+    al. 2015, Eq. 14).
 
     Args:
-        items: the item table; the ids outside belong to it.
-        config: the settings, or none and the settings as keywords (`options`).
-        seed: of the initial weights.
+        items: the item table.
+        config: the settings; None: the settings are the keywords `options`.
+        seed: seed of the initial weights.
 
     >>> from fastcl.recsys import ContrastVAE, Histories, Items
     >>> model = ContrastVAE(Items(ids=("a", "b", "c")), dim=8, seed=0)
@@ -61,11 +61,11 @@ class ContrastVAE(Model):
     name = "contrastvae"
     Config = ContrastVAEConfig
     step: Tensor  # int64 [], optimiser steps so far
-    bias: Tensor  # [I], joins the logits of the loss; set by `batches`
+    bias: Tensor  # [I], added to the logits of the loss (debias); set by `batches`
 
     def __init__(self, items: Items, config: ContrastVAEConfig | None = None, *, seed: int = 0, **options: Any) -> None:
         if config is None:
-            rules = RULES.get(options.get("compat", "none"), CLEAN)  # an unknown name is the config's to refuse
+            rules = RULES.get(options.get("compat", "none"), CLEAN)  # the config refuses an unknown name
             options = {**rules.options, **options}
         config = settled(ContrastVAEConfig, config, options)
         super().__init__(items, config)
@@ -93,7 +93,7 @@ class ContrastVAE(Model):
         )
 
     def embed(self, item: Tensor, clicks: Packed) -> Tensor:
-        """[n] -> [n, D]."""
+        """Items [n] -> [n, D]: item plus position embedding, then layer norm and dropout."""
         position = self.position(POSITIONS[self.config.positions](clicks))
         return self.dropout(self.norm(self.item(item) + position))
 
@@ -109,7 +109,9 @@ class ContrastVAE(Model):
         return mu, log_variance
 
     def decode(self, z: Tensor, clicks: Packed) -> Tensor:
-        """Of real clicks alone, [n, D] -> [n, D]: no state at one depends on padding, and none at padding is used."""
+        """[n, D] -> [n, D], decoded z of real clicks alone: their states do not depend on padding, whose states are
+        never used.
+        """
         for block in self.decoder:
             z = block(z, clicks)
         return z
@@ -135,8 +137,8 @@ class ContrastVAE(Model):
 
     @torch.no_grad()
     def diagnostics(self, histories: Histories) -> dict[str, float]:
-        """Signs of posterior collapse, means over all positions of the histories: "kl", of q(z|x) to N(0, I), summed
-        over D, and "variance", of a latent dimension.
+        """Signs of posterior collapse, as means over all positions of the histories: "kl", the divergence of q(z|x)
+        from N(0, I) summed over D, and "variance", the mean variance of a latent dimension.
         """
         kl, variance, count = 0.0, 0.0, 0
         for start in range(0, len(histories), 256):
@@ -152,7 +154,7 @@ class ContrastVAE(Model):
         return torch.stack(list(self.parts(batch).values())).sum()
 
     def parts(self, batch: tuple[View, ...]) -> dict[str, Tensor]:
-        """The weighted terms of the loss, whose sum it is: reconstruction and kl of both views, contrast, alpha."""
+        """The weighted terms whose sum is the loss: reconstruction and kl of both views, contrast, alpha."""
         config = self.config
         reconstruction, kl, pooled = self.bias.new_zeros(()), self.bias.new_zeros(()), []
         for nth, (view, embedded) in enumerate(zip(batch, self.rules.embed(self, batch), strict=True)):
@@ -176,7 +178,7 @@ class ContrastVAE(Model):
         return parts
 
     def targets(self, batch: tuple[View, ...]) -> int:
-        """How many positions of the first view the loss is a mean over."""
+        """The number of positions of the first view that the loss averages."""
         return int((batch[0].target != PAD).sum())
 
     def after_step(self, batch: tuple[View, ...]) -> None:
@@ -186,7 +188,7 @@ class ContrastVAE(Model):
         return batch_count(self.rules.spans(train, self.config.max_len), self.config.batch)
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[tuple[View, ...]]:
-        """One epoch; a batch is its one or two views."""
+        """One epoch. A batch is a tuple of one view or two."""
         self.bias.copy_(self.config.debias * log_shares(train, len(self.items)).to(self.device))
         draw = ITEM_LOSSES[self.config.reconstruction].negatives(train, len(self.items), self.config.samples, rng)
         for spans in batched(self.rules.spans(train, self.config.max_len), self.config.batch, rng, self.share):
@@ -199,7 +201,7 @@ class ContrastVAE(Model):
         self, first: View, train: Histories, spans: Spans, draw: Draw, rng: np.random.Generator
     ) -> tuple[View, ...]:
         names = [name for name in self.config.augment if name in SEQUENCE]
-        if not names or not len(spans.row):  # no spans: the share of one of several processes
+        if not names or not len(spans.row):  # a process's slice of a batch may hold no spans
             return (first,) if self.config.augment else ()
         items, targets, lengths = [], [], []
         for start, stop in zip(spans.start, spans.stop, strict=True):
@@ -223,14 +225,13 @@ class ContrastVAE(Model):
         return View(clicks, real, self._placed(item, clicks), self._placed(target, clicks), self.tensor(negative))
 
     def _newest(self, histories: Histories) -> tuple[Tensor, Packed]:
-        """Without padding, under any rules: what they do with it costs training something, but changes no state of a
-        click.
+        """The newest clicks without padding, under all rules: padding slows training and changes no state of a click.
         """
         clicks = pack(newest(histories, self.config.max_len), self.device)
         return self.tensor(histories.item[clicks.source]), clicks
 
     def _placed(self, values: np.ndarray, clicks: Packed) -> Tensor:
-        """The values of the real clicks where `clicks` has them, 0 at padding."""
+        """The values of the real clicks at their places in `clicks`, 0 at padding."""
         return self.tensor(np.where(clicks.source >= 0, values[clicks.source], PAD))
 
     def _sampler(self, nth: int) -> Sampler:

@@ -1,7 +1,7 @@
-"""Where ContrastVAE's paper and its authors' program part: two `Rules`, CLEAN and PAPER_CODE, and the functions that
-they name. Everything that `compat` changes is here.
+"""The differences between ContrastVAE's paper and its authors' program: two `Rules`, CLEAN and PAPER_CODE, and the
+functions in them. Everything that the setting `compat` changes is here.
 
-No network and no batching: the model asks its rules wherever the two differ.
+The model calls its rules wherever paper and program differ. Networks and batching are elsewhere.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,26 +22,26 @@ Sampler = Callable[[Tensor, Tensor, Tensor | float, float, bool], Tensor]
 class Rules(NamedTuple):
     """The choices in which the paper's mathematics and the authors' program differ."""
 
-    spans: Callable[[Histories, int], Spans]  # what of the histories trains, in pieces of at most max_len + 1
+    spans: Callable[[Histories, int], Spans]  # the spans of the histories that train, of at most max_len + 1 clicks
     lay: Callable[[np.ndarray, int, torch.device], Packed]  # lengths [B], max_len -> positions; source -1 is padding
-    masks: Callable[[Packed, Tensor], list[Tensor] | None]  # additive, as PostBlock takes them; None: causal, no more
-    embed: Callable[[Any, tuple[Any, ...]], Iterator[Tensor]]  # (model, views) -> what the encoders get of each view
+    masks: Callable[[Packed, Tensor], list[Tensor] | None]  # additive masks for PostBlock; None: the causal mask alone
+    embed: Callable[[Any, tuple[Any, ...]], Iterator[Tensor]]  # (model, views) -> the encoders' input for each view
     alone: Sampler  # z where there is one view (AVAE)
     first: Sampler  # z of the first of two views
-    second: Sampler  # z of the second one
-    varied: Sampler  # z of the second one under variational augmentation
-    follow: Callable[[np.ndarray], np.ndarray]  # order [m] of an augmented view -> clicks it predicts, 0..n
-    options: Mapping[str, Any]  # defaults of the config that differ
+    second: Sampler  # z of the second view
+    varied: Sampler  # z of the second view under variational augmentation
+    follow: Callable[[np.ndarray], np.ndarray]  # order [m] of an augmented view -> the clicks it predicts, 0..n
+    options: Mapping[str, Any]  # defaults of the config that differ from CLEAN
 
 
 def packed(lengths: np.ndarray, max_len: int, device: torch.device) -> Packed:
-    """Real clicks only."""
+    """Positions of real clicks only."""
     stop = lengths.cumsum()
     return pack(Spans(stop - lengths, stop, np.arange(len(lengths))), device)
 
 
 def left_padded(lengths: np.ndarray, max_len: int, device: torch.device) -> Packed:
-    """max_len positions a row, the newest click in the last one, padding (source -1) in front."""
+    """max_len positions per row, with the newest click in the last and padding (source -1) in front."""
     start = max_len - lengths
     place = np.tile(np.arange(max_len), len(lengths))
     first = np.repeat(lengths.cumsum() - lengths - start, max_len)
@@ -50,25 +50,25 @@ def left_padded(lengths: np.ndarray, max_len: int, device: torch.device) -> Pack
 
 
 def newest_window(histories: Histories, length: int) -> Spans:
-    """The newest window of each history, where it has one: older clicks of a long history never train."""
+    """The newest window of each history of at least two clicks. Older clicks of a long history never train."""
     spans = windows(histories, length)
     return spans.take(np.flatnonzero(spans.stop == histories.offsets[1:][spans.row]))
 
 
 def causal(clicks: Packed, item: Tensor) -> None:
-    """Padding lies behind the real clicks, out of a causal mask's reach."""
+    """None: the causal mask suffices, since padding lies behind the real clicks."""
 
 
 def causal_and_real(clicks: Packed, item: Tensor) -> list[Tensor]:
-    """-10,000 on later positions and on padding; a padding position, all of whose keys are hidden, looks at them
-    all.
+    """Masks with -10,000 at later positions and at padding. A padding position, whose keys are all masked alike,
+    attends to all of them.
     """
     real = clicks.pad(item) != PAD  # [B, L]
     seen = real[:, None, None, :] & torch.ones(clicks.width, clicks.width, dtype=torch.bool, device=item.device).tril()
     return [(~seen).float() * -1e4]  # all rows are max_len long: one block
 
 
-# Both draw the dropout of a view just before its encoders draw theirs: what is drawn when is part of a seed's result.
+# Both functions draw the dropout of a view just before its encoders draw theirs; the order decides what a seed gives.
 def each_view(model: Any, views: tuple[Any, ...]) -> Iterator[Tensor]:
     """Every view with dropout of its own."""
     for view in views:
@@ -76,7 +76,8 @@ def each_view(model: Any, views: tuple[Any, ...]) -> Iterator[Tensor]:
 
 
 def each_sequence(model: Any, views: tuple[Any, ...]) -> Iterator[Tensor]:
-    """Two views of one sequence share its embedding and its dropout; an augmented sequence is embedded by itself."""
+    """Two views of one sequence share its embedding and its dropout; an augmented sequence has an embedding of its own.
+    """
     first = model.embed(views[0].item, views[0].clicks)
     for view in views:
         yield first if view is views[0] else model.embed(view.item, view.clicks)
@@ -103,12 +104,14 @@ def dropped(mu: Tensor, sigma: Tensor, alpha: Tensor | float, rate: float, train
 
 
 def own_next(order: np.ndarray) -> np.ndarray:
-    """The view's own next click, and after its last one what followed its newest click in the history."""
+    """Each click predicts the next click of the view; the last one predicts what followed the view's newest click in
+    the history.
+    """
     return np.append(order[1:], order.max() + 1)
 
 
 def original_next(order: np.ndarray) -> np.ndarray:
-    """The click that followed this place in the history, whatever stands in it now."""
+    """Each place predicts the click that followed it in the history, whatever click the view has put there."""
     return 1 + np.arange(len(order))
 
 
@@ -125,8 +128,8 @@ CLEAN = Rules(
     options={},
 )
 
-# Left out: their sampled negatives avoid a user's validation and test items too, of which training knows nothing here,
-# and may be the mask token.
+# Two differences are not reproduced: the program's sampled negatives avoid a user's validation and test items, which
+# training must not know, and may be the mask token.
 PAPER_CODE = Rules(
     spans=newest_window,
     lay=left_padded,
@@ -140,7 +143,7 @@ PAPER_CODE = Rules(
     options={
         "dim": 128,
         "heads": 4,
-        "positions": "newest",  # theirs count from the oldest of max_len positions, padding included: the same reversed
+        "positions": "newest",  # the program counts up to the newest of max_len padded positions: the same, reversed
         "dropout": 0.3,
         "batch": 256,
         "reconstruction": "bce",

@@ -1,6 +1,6 @@
-"""What ContrastVAE is put together from, in tables by name: augmentations of a sequence, contrasts of two views.
+"""Tables of ContrastVAE by name: augmentations of a sequence, and contrastive losses of two views.
 
-Functions over index arrays and hidden vectors only; networks and batches are the model's, in model.py.
+They are functions of index arrays and hidden vectors; model.py has networks and batches.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from torch import Tensor
 
 import fastcl
 
-CROP, MASK, REORDER = 0.6, 0.3, 0.6  # what is kept, hidden, shuffled (CL4SRec, Xie et al. 2022, section 4.1.4)
+CROP, MASK, REORDER = 0.6, 0.3, 0.6  # shares kept, covered, shuffled (CL4SRec, Xie et al. 2022, section 4.1.4)
 
 
 class Look(NamedTuple):
-    """How an augmented view looks at a sequence of n clicks: which of them, in which order, and which ones covered."""
+    """An augmented view of a sequence of n clicks: which clicks it has, in which order, and which are covered."""
 
     order: np.ndarray  # int64 [m], 1 <= m <= n, each of 0..n-1 at most once
     covered: np.ndarray  # bool [m]
@@ -44,8 +44,8 @@ def reorder(n: int, rng: np.random.Generator) -> Look:
 
 SEQUENCE: dict[str, Callable[[int, np.random.Generator], Look]] = {"crop": crop, "mask": mask, "reorder": reorder}
 
-# Two views' sequence vectors [B, D], and a temperature, to the mean loss; similarity is the cosine. NT-Xent (Chen et
-# al. 2020), the authors' form, also takes the other sequences of a view's own side as negatives.
+# (vectors of one view [B, D], of the other view [B, D], temperature) -> mean loss; similarity is the cosine. NT-Xent
+# (Chen et al. 2020), which the authors' program uses, also has the other sequences of the same view as negatives.
 CONTRASTS: dict[str, Callable[[Tensor, Tensor, float | Tensor], Tensor]] = {
     "infonce": lambda one, two, t: fastcl.infonce(one, two, temperature=t, symmetric=True),
     "dcl": lambda one, two, t: fastcl.dcl(one, two, temperature=t, symmetric=True),

@@ -1,8 +1,8 @@
 """Multi-CLRec (Zhou et al. 2021, "Contrastive Learning for Debiased Candidate Generation in Large-Scale Recommender
-Systems", section 3.2): several intents a user, a queue of negatives for each.
+Systems", section 3.2): several intents per user, and a queue of negatives for each intent.
 
-The model only: user encoder, loss, batches. Its settings are in config.py, its parts in parts.py, its queues in
-queues.py. The predecessor that the authors published differs in many ways; this follows the paper.
+This file holds the model alone: user encoder, loss, batches. config.py has the settings, parts.py the parts of the
+network, queues.py the queues. The model follows the paper; the program that the authors published is of a predecessor.
 """
 
 from collections.abc import Iterator
@@ -47,38 +47,38 @@ from fastcl.recsys.settings import settled
 
 
 class Encoded(NamedTuple):
-    """Users of a batch: their intention vectors z [B, H, D], and how well each one fits them, w [B, H] (Eq. 8, 9)."""
+    """B users: their intention vectors z [B, H, D], and how well each vector fits its user, w [B, H] (Eq. 8, 9)."""
 
     intention: Tensor
     fit: Tensor
 
 
 class MultiCLRec(Model):
-    """A user as one vector for each of H intents, which are clusters of item categories; the loss takes the intent that
-    fits best, and negatives of the target's intent beside those that all users share.
+    """A user is one vector for each of H intents, which are clusters of item categories. The loss uses the intent that
+    fits best, with negatives that all users share and negatives of the target's intent.
 
-    An item's category is routed to the intents by its cosine to their prototypes (Eq. 7). A click weighs what an MLP
-    makes of its item, category, time bucket and backward position (Eq. 6); the time reaches up to the history's
-    newest click, not to the target's as in the paper, which is not known when serving. Clicks pooled by weight and
-    routing give the intention vectors z_h (Eq. 8), and a straight-through choice the user's z (Eq. 9). The loss is
+    An item's category is routed to the intents by its cosine to their prototypes (Eq. 7). An MLP of a click's item,
+    category, time bucket and position gives its weight (Eq. 6). The time is that up to the history's newest click, and
+    not up to the target as in the paper, since serving does not know the target's time. Clicks pooled by weight and
+    routing give the intention vectors z_h (Eq. 8); a straight-through choice gives the user's z (Eq. 9). The loss is
 
         -log share of the target among main queue and its intent's queue (Eq. 13)  +  polarity * Eq. 10
             + separation * Eq. 11  +  balance * Eq. 12
 
-    all of cosines / temperature. That an MLP's vector is added to what it changes is not in the paper.
+    with cosines / temperature throughout. Unlike in the paper, the output of an MLP is added to its input vector.
 
-    An item's score is its cosine / temperature with the intent that fits best. Where `served` is more, it is the
-    largest of cosine / temperature + log softmax(w)_h over so many: how likely the intent and then the item is. The
-    paper retrieves items for each intent and leaves open how they are merged; cosines alone have no common scale, as
-    an intent that does not fit a user has items close to it too.
+    An item's score is its cosine / temperature with the intent that fits best. With `served` above 1, it is the largest
+    of cosine / temperature + log softmax(w)_h over the `served` best intents, the log probability of the intent and
+    then the item. The paper retrieves items for each intent and does not say how to merge them. Cosines alone have no
+    common scale, since items lie close to intents that do not fit the user too.
 
-    Items without a value of the category feature, and all items where there is no feature, are a category each: they
-    are routed by their id's embedding.
+    An item without a value of the category feature is a category of its own, routed by its id's embedding; so is every
+    item where there is no feature.
 
     Args:
-        items: the item table with its features; the ids outside belong to it.
-        config: the settings, or none and the settings as keywords (`options`).
-        seed: of the initial weights.
+        items: the item table with its features.
+        config: the settings; None: the settings are the keywords `options`.
+        seed: seed of the initial weights.
 
     Raises ValueError for a category that is no item feature.
 
@@ -113,7 +113,7 @@ class MultiCLRec(Model):
         self.cuts = cuts_in(config.time_unit, config.time_cuts)
         sizes = config.intents, config.main - config.batch, config.secondary
         self.queues = IntentQueues(*sizes, dim, config.negatives_from)
-        self._positives = torch.empty(0, dim)  # of the last loss, on their way into the queue
+        self._positives = torch.empty(0, dim)  # vectors that the last loss encoded; `after_step` pushes them
 
     def forward(self, item: Tensor, category: Tensor, routing: Tensor, bucket: Tensor, clicks: Packed) -> Encoded:
         """Encoded items [n, D], their categories [n, D] and routing [n, H], buckets [n] -> the B users."""
@@ -123,13 +123,13 @@ class MultiCLRec(Model):
         importance = clicks.pad(self.importance(torch.cat(about, -1)), fill=-torch.inf).softmax(1)  # [B, L, 1]
         pooled = (importance * clicks.pad(routing)).transpose(1, 2) @ clicks.pad(self.dropout(item))
         z = pooled + self.intention(torch.cat([pooled, self.beta.weight.expand_as(pooled)], -1))
-        # A click's routing sums to one, so the sum over intents is that of the clicks by importance.
+        # A click's routing sums to 1, so that the sum over intents is the sum of the clicks weighted by importance.
         whole = pooled.sum(1, keepdim=True)
         m = whole + self.choice(whole)
         return Encoded(z, (normalized(m) * normalized(z)).sum(-1) / self.config.temperature)
 
     def users(self, histories: Histories) -> Encoded:
-        """The intention vectors of each history, and how well they fit it."""
+        """The intention vectors of each history, and how well each fits it."""
         clicks, item, bucket = self._clicks(histories, newest(histories, self.config.max_len))
         distinct, place = item.unique(return_inverse=True)
         vectors, categories = self.item(distinct)
@@ -137,8 +137,8 @@ class MultiCLRec(Model):
         return self(*(F.embedding(place, table) for table in (vectors, categories, routed)), bucket, clicks)
 
     def encode(self, histories: Histories) -> Tensor:
-        """[B, K, D+1]: the `served` intention vectors that fit each history best, normalised, best first, and behind
-        each one the log of its intent's share.
+        """[B, K, D+1], K = `served`: the normalised intention vectors that fit each history best, best first, each
+        followed by the log of its intent's share.
         """
         z, fit = self.users(histories)
         share, best = fit.log_softmax(1).topk(self.config.served, dim=1)
@@ -146,12 +146,12 @@ class MultiCLRec(Model):
         return torch.cat([vectors, share[:, :, None].to(vectors)], -1)
 
     def item_vectors(self) -> Tensor:
-        """[I+1, D+1], normalised encoded items / temperature, and a one to which the log share is added."""
+        """[I+1, D+1], normalised encoded items / temperature, followed by a 1 that multiplies the log share."""
         vectors = normalized(self.item(torch.arange(len(self.items) + 1, device=self.device))[0])
         return F.pad(vectors / self.config.temperature, (0, 1), value=1.0)
 
     def intents(self, item: Tensor) -> Tensor:
-        """float32 [n, H], p_{h|t} of items [n]: how each one's category is shared out among the intents (Eq. 7)."""
+        """float32 [n, H], p_{h|t} of items [n]: the shares of the intents in each item's category (Eq. 7)."""
         return self._routing(self.item(item)[1]).exp()
 
     def _routing(self, category: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ class MultiCLRec(Model):
         return torch.stack(list(self.parts(batch).values())).sum()
 
     def parts(self, batch: Batch) -> dict[str, Tensor]:
-        """The weighted terms of the loss, whose sum it is."""
+        """The weighted terms whose sum is the loss."""
         config = self.config
         # Each distinct item of the batch is encoded once.
         everything = torch.cat([batch.target, batch.item, self.queues.again()])
@@ -189,7 +189,7 @@ class MultiCLRec(Model):
 
     @torch.no_grad()
     def after_step(self, batch: Batch) -> None:
-        """The batch's encoded positives join the main queue; what that evicts, the queue of its intent."""
+        """Pushes the batch's encoded positives into the main queue, and what it evicts into the queues of the intents."""
         self.queues.push(self._positives, batch.target, route=lambda ids: self.intents(ids).argmax(1))
 
     def steps(self, train: Histories) -> int:

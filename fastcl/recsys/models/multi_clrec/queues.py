@@ -1,7 +1,7 @@
 """The 1 + H queues of Multi-CLRec and the contrastive loss over them (Zhou et al. 2021, Eq. 13 and the update rules
-under it).
+below it).
 
-Which intent an item belongs to is the caller's; nothing here learns.
+Callers say which intent an item belongs to. Nothing here learns.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,16 +18,16 @@ from fastcl.rows import logaddexp
 
 
 class Queued(NamedTuple):
-    """What a queue holds, ready for a loss."""
+    """The content of a queue as a loss takes it."""
 
     keys: Tensor  # [M, D]
-    ids: Tensor | None  # [M]; None where there are none yet
+    ids: Tensor | None  # [M]; None for a queue without ids so far
 
 
 class IntentQueues(nn.Module):
-    """A main queue, and one queue an intent for what the main one evicts; what these evict is gone.
+    """A main queue, and one queue per intent for what the main queue evicts. What the intents' queues evict is dropped.
 
-    kept: what they keep of an item: its vector ("vectors"), or its number ("ids"), to encode it anew for every loss.
+    kept: what the queues keep of an item: its vector ("vectors"), or its number ("ids"), encoded anew for each loss.
 
     >>> queues = IntentQueues(intents=2, main=2, secondary=3, dim=1, kept="vectors")
     >>> for keys in torch.arange(6.0).view(3, 2, 1):
@@ -44,11 +44,11 @@ class IntentQueues(nn.Module):
 
     @property
     def all(self) -> list[NegativeQueue]:
-        """The main queue, then those of the intents."""
+        """The main queue, then the queues of the intents."""
         return [queue for queue in (self.main, *self.secondary) if isinstance(queue, NegativeQueue)]
 
     def push(self, vectors: Tensor, items: Tensor, route: Callable[[Tensor], Tensor]) -> None:
-        """Vectors [B, D] of items [B] join the main queue. route: the items [E] that fall out of it to intents [E]."""
+        """Pushes vectors [B, D] of items [B] into the main queue. route: evicted items [E] -> their intents [E]."""
         main, *secondary = self.all
         evicted = main.push(self.source.entry(vectors, items), items)
         assert evicted.ids is not None
@@ -56,13 +56,13 @@ class IntentQueues(nn.Module):
             secondary[intent].push(evicted.keys[rows], evicted.ids[rows])
 
     def again(self) -> Tensor:
-        """int64 [M], the items of all queues to encode anew; none where vectors are kept."""
+        """int64 [M], the items of all queues that are to be encoded anew; empty where the queues keep vectors."""
         return torch.cat([self.source.read(queue, len(queue))[0] for queue in self.all])
 
     def ready(self, vectors: Tensor) -> list[Queued]:
-        """What all queues hold, given the vectors [M, D] of the items that `again` named."""
+        """The content of all queues, given the vectors [M, D] of the items that `again` named."""
         held = [self.source.read(queue, len(queue)) for queue in self.all]
-        fresh = vectors.split([len(anew) for anew, _ in held])  # at once: slices would each fill a gradient of all
+        fresh = vectors.split([len(anew) for anew, _ in held])  # the gradient of each slice would have the size of all
         return [
             Queued(new, anew) if kept is None else Queued(kept.keys, kept.ids)
             for (anew, kept), new in zip(held, fresh, strict=True)
@@ -77,14 +77,15 @@ def infonce(
     temperature: float,
     ids: Tensor | None,
 ) -> Tensor:
-    """Eq. 13, the mean over rows of -log of the positive's share among batch, main queue and the intent's queue.
+    """Eq. 13, the mean over rows of -log of the positive's share among the batch, the main queue and the queue of the
+    positive's intent.
 
-    query, positive: [N, D], normalised. queues: the main one, then one an intent. intent: int64 [N], of the positive.
-    ids: int64 [N] to leave out further clicks of the positive, None to keep them. There is a call for each intent among
-    the rows, so that no row has keys of its own gathered.
+    query, positive: [N, D], normalised. queues: the main queue, then one per intent. intent: int64 [N], the intent of
+    each positive. ids: int64 [N], the items of the positives, to leave out their further clicks; None keeps these. The
+    rows are grouped by intent, so that no keys are gathered for a single row.
 
-    The paper enqueues a batch before its loss; here the batch is a segment of its own, and is pushed after the loss. A
-    main queue of `capacity` then serves as the paper's of capacity + N.
+    The paper enqueues a batch before its loss. Here the batch is a segment of its own that is pushed after the loss, so
+    that a main queue of `capacity` corresponds to one of capacity + N in the paper.
     """
     scale = 1.0 / temperature
     groups = _groups(intent, len(queues) - 1)
@@ -105,7 +106,7 @@ def _lse(query: Tensor, queue: Queued, scale: float, ids: Tensor | None) -> Tens
 
 
 def _groups(intent: Tensor, intents: int) -> list[tuple[int, Tensor]]:
-    """(intent, its rows in their order) for every intent of [N] that has rows."""
+    """(intent, its rows in order) for every intent that occurs in `intent` [N]."""
     order = intent.argsort(stable=True)
     rows = order.split(torch.bincount(intent, minlength=intents).tolist())
     return [(h, part) for h, part in enumerate(rows) if len(part)]
