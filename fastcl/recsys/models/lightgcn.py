@@ -55,7 +55,7 @@ class Product(torch.autograd.Function):
 
 
 class Side(NamedTuple):
-    """The edges of all users, or of all items: row b has the neighbours column[offsets[b]:offsets[b+1]] with weights."""
+    """The edges of all users or items: row b has the neighbours column[offsets[b]:offsets[b+1]], with weights."""
 
     offsets: Tensor  # int64 [rows + 1]
     column: Tensor  # int64 [edges]

@@ -189,7 +189,7 @@ class MultiCLRec(Model):
 
     @torch.no_grad()
     def after_step(self, batch: Batch) -> None:
-        """Pushes the batch's encoded positives into the main queue, and what it evicts into the queues of the intents."""
+        """Pushes the batch's encoded positives into the main queue, whose evictions go to the queues of the intents."""
         self.queues.push(self._positives, batch.target, route=lambda ids: self.intents(ids).argmax(1))
 
     def steps(self, train: Histories) -> int:
