@@ -1,6 +1,6 @@
 """Checks of option values and the parsing of `key=value` settings into the fields of a config dataclass.
 
-Every refusal names the option, what was expected and what came. Nothing here knows a particular model.
+Every error names the option, what was expected and what came. Nothing here knows a particular model.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def one_of(choices: Iterable[str], name: str, value: str) -> None:
 
 
 def near(name: str, names: Sequence[str]) -> str:
-    """What to say of a name that is none of `names`: those that look like it, or all.
+    """The hint for a name that is none of `names`: the names that look like it, or all names.
 
     >>> near("dmi", ["dim", "heads"])
     'did you mean dim?'
@@ -53,8 +53,8 @@ def near(name: str, names: Sequence[str]) -> str:
 def parse_settings(config: type, settings: Sequence[str]) -> dict[str, Any]:
     """["key=value", ...] -> {key: value in the type of the dataclass field}; ValueError for anything else.
 
-    A field may be an int, float, str, bool ("true", "false"), Enum (a member's name) or Literal, a tuple of these
-    (separated by commas) or a union of them, `int | None` too ("none").
+    A field may be an int, float, str, bool ("true", "false"), Enum (a member's name) or Literal, None ("none"), a tuple
+    of such types (values separated by commas), or a union of them.
 
     >>> from fastcl.recsys import SASRecConfig
     >>> parse_settings(SASRecConfig, ["dim=32", "dropout=0.1"])
@@ -89,7 +89,7 @@ _SIMPLE = {int: "a whole number", float: "a number", bool: "true or false", type
 
 
 def _wanted(kind: Any) -> str:
-    """A type in words; TypeError, with its name, for one that no text stands for."""
+    """A type in words; TypeError, with the name of the type, where no text can stand for its values."""
     choices = _choices(kind)
     if kind in _SIMPLE:
         return _SIMPLE[kind]
@@ -102,7 +102,7 @@ def _wanted(kind: Any) -> str:
 
 
 def _convert(text: str, kind: Any) -> Any:
-    """The text as a value of the type, which `_wanted` knows; ValueError where it is none."""
+    """The text as a value of a type that `_wanted` accepts; ValueError where the text stands for no value of it."""
     choices = _choices(kind)
     if kind is bool or kind is type(None) or choices is not None:
         words = _BOOLS if kind is bool else {"none": None} if choices is None else choices
@@ -116,14 +116,14 @@ def _convert(text: str, kind: Any) -> Any:
         cells = [cell for cell in text.split(",") if cell.strip()]
         kinds = parts[:1] * len(cells) if ... in parts else parts
         return tuple(_convert(cell, part) for cell, part in zip(cells, kinds, strict=True))
-    for part in sorted(parts, key=lambda part: part is str):  # any text is a str: the others first
+    for part in sorted(parts, key=lambda part: part is str):  # str comes last, since it takes any text
         with contextlib.suppress(ValueError):
             return _convert(text, part)
     raise ValueError(text)
 
 
 def _choices(kind: Any) -> dict[str, Any] | None:
-    """What text stands for which value, of a Literal and an Enum."""
+    """text -> value, for a Literal or an Enum; None for other types."""
     if typing.get_origin(kind) is typing.Literal:
         return {str(choice): choice for choice in typing.get_args(kind)}
     return dict(kind.__members__) if isinstance(kind, type) and issubclass(kind, enum.Enum) else None

@@ -1,7 +1,7 @@
-"""What the JSON of a run folder holds, in one place: each file as a type, checked before anything of it is used.
+"""The content of the JSON files of a run folder as types. Each file is checked against its type before it is used.
 
-A type is a dataclass, or an annotation as dataclasses have them. The ranges of settings are checked where the settings
-are made (`Settings`, a model's Config). A value that does not fit is a ValueError that names the file and the field.
+A type is a dataclass or an annotation. `Settings` and the models' Configs check the ranges of values. A value that does
+not fit is a ValueError that names the file and the field.
 """
 
 import dataclasses
@@ -13,12 +13,12 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-DEPTH = 16  # of what a caller records in config.json
+DEPTH = 16  # the most levels of what a caller records in config.json
 
 
 @dataclasses.dataclass
 class Config:
-    """config.json as `save` writes it; `fit` adds the fields of `Settings`, callers what they like (`record`)."""
+    """config.json as `save` writes it. `fit` adds the fields of `Settings`, callers add any fields (`record`)."""
 
     format: Literal["fastcl-run"]
     version: int
@@ -29,7 +29,7 @@ class Config:
 
 @dataclasses.dataclass
 class Recorded:
-    """What the commands read of the rest; "data" and "split" are checked where they are used."""
+    """Further fields of config.json that commands read. "data" and "split" are checked where they are used."""
 
     seen: Literal["mask", "keep"] = "mask"
     seed: int = 0
@@ -45,7 +45,7 @@ class FeatureTable:
 
 @dataclasses.dataclass
 class ItemTable:
-    """items.json. users: of a model that has them."""
+    """items.json. users: the user ids of a `UserModel`."""
 
     ids: list[str]
     titles: list[str] | None
@@ -55,7 +55,7 @@ class ItemTable:
 
 @dataclasses.dataclass
 class Line:
-    """A line of metrics.jsonl: an epoch. Its other fields are metrics, or parts of the loss by name."""
+    """A line of metrics.jsonl, which is an epoch. Further fields are metrics, or parts of the loss by name."""
 
     epoch: int
     loss: float
@@ -75,7 +75,7 @@ class Standing:
 
 
 def parse(text: str | bytes, where: str) -> Any:
-    """The JSON document; ValueError "WHERE: damaged (...)" for anything else, however deep it is nested."""
+    """The JSON document in `text`; ValueError "WHERE: damaged (...)" for other text and for too deep nesting."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -107,7 +107,9 @@ def fits(value: Any, hint: Any, where: str) -> None:
 
 
 def lines_fit(lines: Any, where: str, needed: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The lines of the epochs 1, 2, ..., all of the same fields, `needed` among them; the first is the best so far."""
+    """The lines, checked: they are those of epochs 1, 2, ..., have the same fields, which include `needed`, and the
+    first is the best so far.
+    """
     fits(lines, list[Line], where)
     for nth, line in enumerate(lines, start=1):
         missing = [name for name in needed if type(line.get(name)) not in (int, float)]
@@ -121,10 +123,10 @@ def lines_fit(lines: Any, where: str, needed: Sequence[str] = ()) -> list[dict[s
 
 
 def keys_fit(value: Mapping[str, Any], function: Any, where: str, skip: Sequence[str] = ()) -> None:
-    """The same of keyword arguments: names and types are those of `function`, or of the fields of a dataclass."""
+    """`fits` for keyword arguments: their names and types must be those of `function`, or of a dataclass's fields."""
     try:
         hints = typing.get_type_hints(function)
-    except NameError:  # a name that only a type checker sees
+    except NameError:  # an annotation uses a name that is imported for type checkers only
         hints = {}
     names = [name for name in inspect.signature(function).parameters if name not in skip]
     for name, part in value.items():
@@ -148,7 +150,7 @@ _WORDS: dict[Any, str] = {
 
 def _typed(value: Any, kind: Any, where: str) -> Any:
     if kind not in _WORDS:
-        return value  # a type that JSON does not have: the model's own Config checks it
+        return value  # a type that JSON lacks; the model's own Config checks the value
     if kind is float and type(value) in (int, float):
         try:
             good = math.isfinite(value)
@@ -175,7 +177,7 @@ def _fields_fit(value: Any, hint: Any, where: str) -> None:
 
 
 def _list_fits(value: list[Any], of: Any, where: str) -> None:
-    # Long lists of text and of numbers are what items.json is made of.
+    # items.json is mostly long lists of text and of numbers, which this loop checks fast.
     if of is str and all(type(part) is str for part in value):
         return
     for nth, part in enumerate(value, start=1):
@@ -193,7 +195,7 @@ def _one_fits(value: Any, hints: Sequence[Any], where: str) -> None:
 
 
 def _plain(value: Any, where: str) -> None:
-    """Bounded in depth: what handles it later goes down by recursion."""
+    """ValueError where the nesting is deeper than DEPTH: code that handles the value later is recursive."""
     level = [value]
     for _ in range(DEPTH):
         level = [part for x in level for part in (x.values() if type(x) is dict else x if type(x) is list else ())]

@@ -1,7 +1,7 @@
-"""Settings of a model: dataclass fields that carry their meaning, and what is made of them: checks, help texts, tables.
+"""Settings of a model: dataclass fields that carry their meaning, and the checks and help texts made of them.
 
-A setting is described where it is declared, and nowhere else. Nothing here knows a particular model, and nothing reads
-a command line (options.py does).
+A setting is described only where it is declared. Nothing here knows a particular model; options.py reads the command
+line.
 """
 
 import dataclasses
@@ -38,12 +38,12 @@ def setting(default: T, meaning: str, choices: Iterable[str] = ()) -> T:
     (Config(dim=8), 'Width of the vectors.')
     """
     metadata = {"meaning": " ".join(meaning.split()), "choices": tuple(choices)}
-    # To a type checker a field is its default; the dataclass takes it for what it is.
+    # The cast tells type checkers the type of the default; at run time the dataclass gets a field.
     return typing.cast(T, dataclasses.field(default=default, metadata=metadata))
 
 
 def check_choices(config: Any) -> None:
-    """Raises ValueError for a field whose value is none of its choices."""
+    """ValueError for a field whose value is not among its choices."""
     for field in dataclasses.fields(config):
         if field.metadata.get("choices"):
             one_of(field.metadata["choices"], field.name, getattr(config, field.name))
@@ -65,7 +65,7 @@ def settings_of(config: type) -> list[Setting]:
 
 
 def described(config: type, width: int = 88) -> str:
-    """All settings as text, each with its type, its default and its meaning: what `help` shows."""
+    """All settings as text for `help`, each with its type, its default and its meaning."""
     lines = []
     for one in settings_of(config):
         default = f" = {shortened(one.default)}" if one.default else ""
@@ -75,7 +75,7 @@ def described(config: type, width: int = 88) -> str:
 
 
 def shortened(default: str) -> str:
-    """A default that fits in a line: of a long tuple, its first and last entries."""
+    """A default that fits in a line; a long tuple is shortened to its first and last entries."""
     return default if len(default) < 60 else f"{default[:24].rpartition(',')[0]}, ... {default[-20:].partition(' ')[2]}"
 
 

@@ -1,4 +1,4 @@
-"""How objects that hold much data show themselves: in a few lines, whatever they hold."""
+"""The `repr` of objects that hold much data, in a few lines."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-FEW = 3  # entries of a sequence or a table that are shown
-LONG = 40  # letters of a text that are shown
+FEW = 3  # the most entries of a sequence or a table that are shown
+LONG = 40  # the most characters of a text that are shown
 
 
 def summary(self: Any) -> str:
-    """`__repr__` of a dataclass: its fields. Arrays show type and shape, long sequences their first entries.
+    """`__repr__` of a dataclass with its fields. Arrays show type and shape, long sequences their first entries.
 
     >>> from fastcl.recsys import Histories
     >>> Histories.from_lists([[1, 2], [3]])
@@ -25,7 +25,8 @@ def summary(self: Any) -> str:
 
 
 def brief(value: Any) -> str:
-    """
+    """A value as a short text.
+
     >>> brief(("a", "b", "c", "d")), brief(np.zeros((2, 3))), brief(1.5)
     ("('a', 'b', 'c', ... 4 in all)", 'float64[2, 3]', '1.5')
     """

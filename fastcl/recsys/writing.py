@@ -1,8 +1,8 @@
-"""Files written whole or not at all, one at a time or several that belong together, and never over what was read.
+"""Writes files whole or not at all, one at a time or several that belong together, and never over an input.
 
-A regular file is written beside its place under a name of ours, which no user gives a file, and renamed. Whoever writes
-such a file holds a lock on it, so that one without a lock is what a killed process left, and the next write into the
-folder removes it. Devices and pipes are written into, links are followed.
+A regular file is written beside its place under a temporary name and renamed. The writing process holds a lock on the
+temporary file, so that a temporary file without a lock was left by a killed process; the next write into the folder
+removes it. Devices and pipes are written into directly, and links are followed.
 """
 
 import errno
@@ -30,10 +30,10 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """The parts back to back, for content that need not fit in memory.
+    """Writes the parts back to back, so that the content need not fit in memory.
 
-    Raises OSError with `path` as its file: where the folder is missing or full, where a folder or what may not be
-    written is in its place. What the parts themselves raise passes through; then nothing is written.
+    Raises OSError that names `path` where its folder is missing or full, or where `path` is a folder or may not be
+    written. Errors that the iterable raises pass through; nothing is written then.
     """
     place = _place(path)
     if _is_stream(place):
@@ -51,11 +51,12 @@ def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 def write_set(folder: Path, files: Mapping[str, Iterable[bytes | memoryview]], without: Iterable[str] = ()) -> None:
-    """Replaces several files of `folder`, made if missing, that belong together, and removes those called `without`.
+    """Replaces several files of `folder` that belong together, and removes the files named in `without`. The folder is
+    made if missing.
 
-    The last of `files` says that the set is whole. All of them are written before the first one is replaced: what fails
-    until then leaves the earlier set as it is. Then the earlier last one goes first and the new one comes last, so that
-    a set with its last file is never a mixture, whenever the process is killed.
+    The last of `files` marks the set as whole. All files are written under temporary names before the first is
+    replaced, so that an error until then leaves the earlier set as it is. Then the earlier last file is removed first
+    and the new one is put in place last: a set that has its last file is never a mixture, even after a kill.
     """
     with _naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,8 +72,8 @@ def write_set(folder: Path, files: Mapping[str, Iterable[bytes | memoryview]], w
 
 
 def check_output(option: str, path: str | Path, inputs: Mapping[str, str | Path | None]) -> None:
-    """Refuses to write to `path`, before any work, where that cannot be done or would replace one of `inputs`, which
-    are named by what they are: ValueError or OSError.
+    """OSError where `path` cannot be written, ValueError where writing would replace an input. Commands call it before
+    any work. inputs: description -> path.
     """
     _check_no_input(option, path, inputs)
     place = _place(Path(path))
@@ -83,8 +84,8 @@ def check_output(option: str, path: str | Path, inputs: Mapping[str, str | Path 
 def check_folder(
     option: str, path: str | Path, names: Iterable[str] = (), inputs: Mapping[str, str | Path | None] | None = None
 ) -> None:
-    """Refuses a folder to write into, before any work, where a file is in its place or in that of one above it, or
-    where a file of these `names` in it is one of `inputs`, which would be replaced: OSError or ValueError.
+    """OSError where `path` or a folder above it is a file, ValueError where writing `names` into the folder `path`
+    would replace one of `inputs`. Commands call it before any work.
     """
     for name in names:
         _check_no_input(option, Path(path) / name, inputs or {})
@@ -96,19 +97,19 @@ def check_folder(
 
 
 def sweep(folder: Path) -> None:
-    """Removes what processes that were killed while writing left in `folder`; what others are writing stays."""
+    """Removes temporary files that killed processes left in `folder`; files that are being written stay."""
     for name in os.listdir(folder):
         if is_left(name):
             _remove_if_left(folder / name)
 
 
 def is_left(name: str) -> bool:
-    """Whether a file of this name is one that was, or is being, written by this module under another name."""
+    """Whether `name` is the name of a temporary file of this module."""
     return _OURS.fullmatch(name) is not None
 
 
 def _staged(place: Path, parts: Iterable[bytes | memoryview], path: Path, stack: ExitStack) -> Path:
-    """A file beside `place` with the content, locked until it has its name or is removed, when `stack` ends."""
+    """A temporary file beside `place` with the content, locked until it is renamed or, when `stack` ends, removed."""
     _check_place(place, path)
     with _naming(path):
         sweep(place.parent)
@@ -137,7 +138,7 @@ def _new_file(folder: Path) -> tuple[IO[bytes], Path]:
     while True:
         temporary = folder / f".fastcl-{secrets.token_hex(8)}.tmp"
         file = open(temporary, "xb")  # noqa: SIM115
-        # No name any more: a sweep came before the lock.
+        # st_nlink is 0 where another process's sweep removed the file before it was locked.
         if try_lock(file.fileno()) is not False and os.fstat(file.fileno()).st_nlink:
             return file, temporary
         file.close()
@@ -145,7 +146,9 @@ def _new_file(folder: Path) -> tuple[IO[bytes], Path]:
 
 
 def try_lock(descriptor: int) -> bool | None:
-    """Whether the lock on an open file is ours; held until it is closed. None where the file system has no locks."""
+    """Whether this process got the lock on an open file, held until the file is closed. None: no locks in the file
+    system.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -161,9 +164,9 @@ def _remove_if_left(path: Path) -> None:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return  # gone meanwhile, or another user's
+        return  # removed meanwhile, or not readable
     try:
-        # Where there are no locks, nobody knows whether its writer is still at work.
+        # Without locks one cannot know whether a process is still writing the file.
         if stat.S_ISREG(os.fstat(descriptor).st_mode) and try_lock(descriptor) is True:
             path.unlink(missing_ok=True)
     finally:
@@ -178,7 +181,7 @@ def _write(file: IO[bytes], parts: Iterable[bytes | memoryview], path: Path) -> 
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Errors of the system name `path` instead of a temporary file, or of none."""
+    """A block whose system errors name `path` instead of a temporary file or no file."""
     try:
         yield
     except OSError as error:
@@ -186,7 +189,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _place(path: str | Path) -> Path:
-    """Where `path` leads to, links followed, as far as an open stream of a process, whose links lead elsewhere."""
+    """The place that `path` leads to. Links are followed, except those of a process's open streams (/dev/fd)."""
     text = os.path.abspath(path)
     for _ in range(40):
         if _STREAM.fullmatch(text) or text.startswith("/proc/") or not os.path.islink(text):
@@ -196,7 +199,7 @@ def _place(path: str | Path) -> Path:
 
 
 def _is_stream(place: Path) -> bool:
-    """Whether `place` is to be written into, as it is neither a file nor a folder."""
+    """Whether `place` is neither a file nor a folder (a pipe or device), so that it is written into directly."""
     other = place.exists() and not (place.is_file() or place.is_dir())
     return other or str(place).startswith("/proc/") or _STREAM.fullmatch(str(place)) is not None
 
@@ -205,7 +208,7 @@ def _opened(place: Path) -> IO[bytes]:
     found = _STREAM.fullmatch(str(place))
     if found is None:
         return os.fdopen(os.open(place, os.O_WRONLY), "wb")
-    # Opened anew, a file that stdout leads to would be written from its start once more.
+    # Opening a file that is also stdout or stderr anew would overwrite it from its start.
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()

@@ -1,6 +1,6 @@
 """The commands of the command line, one file each: `add(commands)` declares the options, `run(args)` does the work.
 
-A command parses, calls the Python function of the same name and prints; what can be done is in fastcl.recsys.
+A command parses its options, calls the Python function of the same name and prints the result.
 """
 
 from fastcl.recsys.cli import (

@@ -1,5 +1,5 @@
-"""What several commands share: the options that say how data is read and split, the `Source` that they make, and lists
-of numbers among the options."""
+"""What several commands share: the options that say how data is read and split, the `Source` that is made of them, and
+options that are lists of numbers."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ from fastcl.recsys.options import at_least
 
 
 def add_read_options(parser: argparse.ArgumentParser) -> None:
-    """The file and how to read it: what `Interactions.read` takes."""
+    """Adds FILE and the options that say how to read it, which are the arguments of `Interactions.read`."""
     option = parser.add_argument
     known = {"user": "userId", "item": "movieId", "time": "timestamp"}
     option(
@@ -67,7 +67,7 @@ def _delimiter(text: str) -> str:
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
-    """The file, how to read it, and how to split it."""
+    """Adds FILE and the options that say how to read and how to split it."""
     add_read_options(parser)
     option = parser.add_argument
     text = (
@@ -90,7 +90,7 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
 
 
 def source_of(args: argparse.Namespace) -> Source:
-    """What the options of `add_read_options` or `add_data_options` say, with absolute paths."""
+    """The source that the options of `add_read_options` or `add_data_options` name, with absolute paths."""
     return Source(_data_of(args), _split_of(args) if hasattr(args, "split") else {})
 
 
@@ -105,7 +105,7 @@ def _data_of(args: argparse.Namespace) -> dict[str, Any]:
     if getattr(args, "test", None):
         own = {"test": args.test, "valid": args.valid, "targets": args.targets, "hold_out": args.hold_out}
         data |= {name: value for name, value in own.items() if value not in (None, "first", 0.0)}
-    # Links are not followed: those of /dev/stdin and /dev/fd lead to pipes, which have no other name.
+    # Links are not followed: /dev/stdin and the links in /dev/fd lead to pipes, which have no other name.
     paths = {name: STDIN if data[name] == "-" else data[name] for name in FILES if data.get(name)}
     return data | {name: os.path.abspath(path) for name, path in paths.items()}
 

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
     options: dict[str, Any] = {"k": k, "seen": seen, "protocol": protocol, "metrics": metrics, "vectors": vectors}
     groups = groups_of(runs)
     found = compare({name: [run.model for run in members] for name, members in groups.items()}, split.test, **options)
-    # Floors take no part in the index or the tests.
+    # The popularity index and the tests are about the runs alone, so floors are added after them.
     for name, floor in tables.floors(split, seen).items():
         found.rows.append({"name": f"floor: {name}", "runs": 1, **evaluate(floor, split.test, **options)})
     if args.csv:

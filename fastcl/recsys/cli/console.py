@@ -1,7 +1,7 @@
-"""The command's streams, and the one line that an error becomes. Knows nothing of commands.
+"""The streams of a command, and the line of text for an error. Knows nothing about single commands.
 
-What a stream cannot take must not cost a training: reports on stderr that nobody can read are dropped, text that a
-terminal cannot show is escaped. Only stdout, which holds results, may end a command.
+A stream that cannot be written must not end a training: reports that stderr does not take are dropped, and characters
+that an encoding lacks are escaped. Only stdout, which holds the results, may end a command.
 """
 
 import codecs
@@ -17,7 +17,7 @@ FAULT = "this is a fault of fastcl{more}; `fastcl --debug ...` shows where"
 
 
 class _Stream(io.FileIO):
-    """stdout or stderr. What stderr cannot take is dropped; the errors of stdout name it."""
+    """stdout or stderr. Text that stderr does not take is dropped; errors of stdout name the stream."""
 
     def write(self, data: Any) -> int:
         try:
@@ -30,7 +30,7 @@ class _Stream(io.FileIO):
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
-    """\\uXXXX, as JSON has it, for what an encoding lacks; a note on stderr the first time."""
+    """Writes a character that the encoding lacks as \\uXXXX, as JSON does, with a note on stderr the first time."""
     assert isinstance(error, UnicodeEncodeError)
     units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
     escaped = "".join(f"\\u{high:02x}{low:02x}" for high, low in zip(units[::2], units[1::2], strict=True))
@@ -46,14 +46,16 @@ _noted: set[str] = set()
 
 @contextmanager
 def streams() -> Iterator[None]:
-    """For a process that is the command: stdout and stderr that keep going, also where one of them was closed."""
+    """For a process that runs the command alone: stdout and stderr, either of which may be closed, become streams that
+    do not end a training.
+    """
     codecs.register_error("fastcl", _escaped)
     before = sys.stdout, sys.stderr
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         try:
             os.fstat(number)
-        except OSError:  # closed: a file that is opened later must not get this number, and our reports with it
+        except OSError:  # closed: its number must be taken, or a file opened later would receive our reports
             null = os.open(os.devnull, os.O_WRONLY)
             if null != number:
                 os.dup2(null, number)
@@ -71,10 +73,10 @@ def streams() -> Iterator[None]:
 
 
 def flush_stdout() -> None:
-    """The last flush of a command. What cannot be written then, and was told already, goes nowhere: Python would try it
-    again at the end of the process.
+    """The last flush of a command. Text that cannot be written is discarded after the error has been reported, since
+    Python would try to write it again at the end of the process.
     """
-    if sys.stdout.closed:  # by a file of --use
+    if sys.stdout.closed:  # a file of --use may have closed it
         return
     try:
         sys.stdout.flush()
@@ -89,15 +91,15 @@ def one_line(text: str) -> str:
 
 
 def explain(error: BaseException, foreign: bool = False) -> str:
-    """An error as one line that says what to do. foreign: code of the user's own was running too."""
+    """An error as one line that says what to do. foreign: whether the user's own code (--use) was running too."""
     text = one_line(str(error)) or type(error).__name__
-    # torch says RuntimeError, and TypeError where a size does not fit into 64 bits.
+    # For lack of memory torch raises RuntimeError, and TypeError where a size does not fit into 64 bits.
     of_size = isinstance(error, RuntimeError | OverflowError | TypeError) and _MEMORY.search(text)
     if of_size or isinstance(error, MemoryError):
         asked = re.search(r"allocate (\d+) bytes", text)
         size = f" ({int(asked[1]) / 2**30:,.1f} GiB at once)" if asked else ""
         return f"out of memory{size}; try a smaller dim or batch, a shorter max_len, or fewer --threads"
-    # The system's own errors begin with a number.
+    # The text of a system error begins with its number, so the line is made of its parts.
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, ValueError | OSError | ImportError | FloatingPointError):

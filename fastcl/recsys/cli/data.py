@@ -1,4 +1,4 @@
-"""fastcl data check: what a file holds, and what would be dropped of it and why. Trains nothing, writes nothing."""
+"""fastcl data check: what a file holds, which rows would be dropped, and why. Trains and writes nothing."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     source = source_of(args)
-    # All bad rows, not only the first one, even where `train` would stop at it.
+    # The report counts all bad rows, even where `train` would stop at the first.
     report = replace(source, data={**source.data, "on_error": "skip"}).read().report
     assert report is not None
     bad = len(report.faults) > 0 and args.on_error == "raise"

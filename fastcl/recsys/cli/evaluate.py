@@ -48,14 +48,14 @@ def add_metric_options(parser: Any) -> None:
 
 
 def asked_metrics(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """What -k, --protocol and --metrics ask for: metrics, each at its cut-off, and all the cut-offs."""
+    """The metrics that -k, --protocol and --metrics ask for, each with its cut-off, and all cut-offs."""
     k = cutoffs(args.k, "-k")
     names = metric_names(args.metrics, k, args.protocol or "full", vectors=True)
     return names, cutoffs_in(names) or k
 
 
 def vectors_for(metrics: tuple[str, ...], split: Split) -> torch.Tensor | None:
-    """The item features as vectors where the intra-list distance is asked for."""
+    """The item features as vectors where a metric is the intra-list distance, else None."""
     return feature_vectors(split.items) if any(parted(metric)[0] == DISTANCE for metric in metrics) else None
 
 

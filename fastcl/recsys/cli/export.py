@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _queries(file: str | None, config: dict[str, Any], items: Items) -> Histories | None:
-    """Histories of `file`, else of the run's data; None where that has moved or was not recorded."""
+    """Histories of `file`, else of the run's data; None where the data has moved or the run does not name it."""
     if file is None and not config.get("data"):
         return None
     try:

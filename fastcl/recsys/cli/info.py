@@ -1,4 +1,4 @@
-"""fastcl info: what this installation is made of."""
+"""fastcl info: version, kernels and threads of this installation."""
 
 import argparse
 import json

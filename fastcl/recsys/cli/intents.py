@@ -12,7 +12,7 @@ from fastcl.recsys.reporting import tables
 from fastcl.recsys.reporting.intents import intents
 from fastcl.recsys.training.threads import add_threads
 
-SHOWN = 3  # categories an intent
+SHOWN = 3  # categories shown per intent
 
 
 def add(commands: Any) -> None:

@@ -1,4 +1,4 @@
-"""Lists of recommended items as files: CSV, a line of JSON a user, Parquet. Each is made a piece at a time."""
+"""Lists of recommended items as files: CSV, JSON with a line per user, or Parquet. Files are made a piece at a time."""
 
 import csv
 import io
@@ -13,18 +13,18 @@ from fastcl.recsys.data.reading.formats import named_format
 from fastcl.recsys.data.reading.parquet import require_pyarrow
 from fastcl.recsys.serving.recommend import Row
 
-UserRow = tuple[str | None, Row]  # user (None: the one of --history), items with scores
-_TOGETHER = 10_000  # lists in a row group of Parquet
+UserRow = tuple[str | None, Row]  # user (None: the history of --history), items with scores
+_TOGETHER = 10_000  # lists per row group of Parquet
 
 
 def check(path: str | Path) -> None:
-    """ImportError before any work where `path` is to be Parquet, which no package here writes."""
+    """ImportError where `path` names a Parquet file and pyarrow is missing. Commands call it before any work."""
     if named_format(Path(path)) == "parquet":
         require_pyarrow()
 
 
 def written(path: Path, rows: Iterable[UserRow], items: Items) -> Iterator[bytes]:
-    """The content of a file in the form that its name tells."""
+    """The content of a file, in pieces, in the format that its name tells."""
     if named_format(path) == "parquet":
         return parquet_parts(rows, items)
     texts = json_lines(rows, items) if path.suffix == ".jsonl" else csv_lines(rows, items)
@@ -32,7 +32,7 @@ def written(path: Path, rows: Iterable[UserRow], items: Items) -> Iterator[bytes
 
 
 def csv_lines(rows: Iterable[UserRow], items: Items) -> Iterator[str]:
-    """The header, then the lines of a user at a time."""
+    """The header, then text with the lines of one user at a time."""
     titled = items.titles is not None
     yield "user,rank,item,score,title\n" if titled else "user,rank,item,score\n"
     for user, row in rows:
@@ -70,7 +70,7 @@ def parquet_parts(rows: Iterable[UserRow], items: Items) -> Iterator[bytes]:
 
 
 class _Sink(io.RawIOBase):
-    """A file that is taken away in pieces while it is written."""
+    """A file object from which the written bytes are taken in pieces (`taken`)."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -94,7 +94,7 @@ class _Sink(io.RawIOBase):
 
 
 def document(row: Row, items: Items) -> list[dict[str, Any]]:
-    """A list for JSON."""
+    """A row as dicts for JSON."""
     return [{"item": item, "title": title(item, items), "score": score} for item, score in row]
 
 

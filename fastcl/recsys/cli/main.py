@@ -1,8 +1,8 @@
-"""The command line's frame: one parser from the commands beside it, errors and exit codes.
+"""The frame of the command line: the parser of all commands, errors and exit codes.
 
-`fastcl --use FILE COMMAND` runs a Python file of the user's first, the only code from outside: run folders hold none.
-Options are checked before data is read. Whatever goes wrong is one line on stderr, never a traceback unless --debug
-asks for it; exit codes are 2 for an error, 130 for Ctrl-C, 141 where nobody reads stdout any more.
+`fastcl --use FILE COMMAND` first runs a Python file of the user, which is the only foreign code: run folders hold none.
+Options are checked before data is read. An error is one line on stderr; --debug shows the traceback. Exit codes are 2
+for an error, 130 for Ctrl-C, 141 where the reader of stdout has ended.
 """
 
 import argparse
@@ -32,13 +32,13 @@ class _Parser(argparse.ArgumentParser):
 def _note(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
-    """A warning as one line, without the place in the code that raised it; of several processes, the first one's."""
+    """A warning as one line without its place in the code. Of several processes only the first one prints it."""
     if processes.leads():
         print(f"fastcl: note: {one_line(str(message))}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code. None: this process is the command, its words are in sys.argv."""
+    """Runs one command and returns its exit code. argv: its words; None: those of sys.argv, in a process of its own."""
     if argv is not None:
         return _command(list(argv))
     with streams():
@@ -59,7 +59,7 @@ def _command(words: list[str]) -> int:
         with warnings.catch_warnings(), _threads(args):
             warnings.showwarning = _note
             args.run(args)
-        sys.stdout.flush()  # here, where it is still an error
+        sys.stdout.flush()  # an error of this flush is reported; one at the end of the process would not be
     except BrokenPipeError:
         return 128 + int(signal.SIGPIPE)
     except KeyboardInterrupt:
@@ -67,11 +67,11 @@ def _command(words: list[str]) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        if parser is None:  # the user's own code, which may raise anything
+        if parser is None:  # the user's own code (--use) was running, which may raise any error
             text = f"--use: {type(error).__name__}: {one_line(str(error))}"
         else:
             text = explain(error, foreign=bool(used))
-            # What is not finite lies in the numbers, even where an option has its name ("loss").
+            # FloatingPointError is about a computed value ("loss"), even where an option has the same name.
             text = _with_options(text, args) if args and not isinstance(error, FloatingPointError) else text
         print(f"{args.parser.prog if args else 'fastcl'}: error: {text}", file=sys.stderr)
         return 2
@@ -87,7 +87,7 @@ def _threads(args: argparse.Namespace) -> Iterator[None]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands; that of each is its default `parser`, what runs it is `run`."""
+    """The parser of all commands. Each command sets the defaults `parser`, its own parser, and `run`, its function."""
     parser = _Parser(prog="fastcl", description="Fused contrastive losses, and recommenders trained with them.")
     parser.add_argument("--use", metavar="FILE", action="append", default=[], help="run FILE, which registers models")
     parser.add_argument("--version", action="version", version=f"fastcl {version('fastcl')}")
@@ -111,8 +111,8 @@ def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]
 
 
 def _check_values(args: argparse.Namespace) -> None:
-    """Refuses what no option can mean: a whole number of more than 64 bits, and a blank path, which is what an unset
-    variable of the shell leaves and Python takes for the current folder.
+    """Refuses values that no option can mean: whole numbers of more than 64 bits, and blank paths. An unset variable of
+    the shell gives a blank path, which Python would take for the current folder.
     """
     for action in args.parser._actions:
         value = getattr(args, action.dest, None)
@@ -127,7 +127,7 @@ def _check_values(args: argparse.Namespace) -> None:
 
 
 def _undecoded(text: str) -> bool:
-    """Whether Python put stand-ins for bytes that are no UTF-8, which only a path may have."""
+    """Whether the text has Python's stand-ins for bytes that are no UTF-8. Only paths may have them."""
     return any("\udc80" <= letter <= "\udcff" for letter in text)
 
 
@@ -150,7 +150,7 @@ def _with_options(text: str, args: argparse.Namespace) -> str:
 
 
 def _option(name: str, args: argparse.Namespace, several: bool) -> str | None:
-    """What the command line calls an argument; None where it has no part in the error."""
+    """The option that stands for a Python argument; None where the option has no part in the error."""
     settings = getattr(args, "set", [])
     if any(setting.partition("=")[0] == name for setting in settings):
         return f"--set {name}"
@@ -158,7 +158,7 @@ def _option(name: str, args: argparse.Namespace, several: bool) -> str | None:
     if name in aliases:
         return str(aliases[name])
     for action in args.parser._actions:
-        # An option that was not given has no part in an error, unless it is missing, or one of several.
+        # An option that was not given has no part in an error, unless it is required or the error names several.
         if action.dest == name and (
             several or getattr(args, name) in (None, []) or getattr(args, name) != action.default
         ):
@@ -168,7 +168,7 @@ def _option(name: str, args: argparse.Namespace, several: bool) -> str | None:
 
 
 def _used(argv: Sequence[str]) -> list[str]:
-    """The files of --use in front of the command: their models must be known before the commands list theirs."""
+    """The files of --use in front of the command. They run first, since the commands list the models as choices."""
     first = _Parser(prog="fastcl", add_help=False, usage=argparse.SUPPRESS)
     first.add_argument("--use", action="append", default=[])
     first.add_argument("rest", nargs=argparse.REMAINDER)

@@ -65,7 +65,7 @@ def add(commands: Any) -> None:
 
 
 def add_item_options(parser: Any) -> None:
-    """--only and --without, of `recommend` and `similar`."""
+    """Adds --only and --without, for `recommend` and `similar`."""
     named = "items by id, separated by commas, or @FILE with an id a line"
     parser.add_argument("--only", metavar="IDS", type=_ids, help=f"recommend nothing but these {named}")
     parser.add_argument("--without", metavar="IDS", type=_ids, default=[], help=f"never recommend these {named}")
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _histories(args: argparse.Namespace, config: dict[str, Any]) -> Interactions:
-    """The users of the files of --users, with what they clicked there and, unless --alone, in the run's data."""
+    """The users in the files of --users, with their clicks there and, unless --alone is given, in the run's data."""
     source = Source.recorded(config)
     data = source.read_clicks(*args.users)
     own = source.data.get("path")
@@ -152,9 +152,9 @@ def _histories(args: argparse.Namespace, config: dict[str, Any]) -> Interactions
 
 
 def _changed(before: Interactions, source: Source, trained: str | None) -> bool:
-    """Whether the run's data is known to hold other clicks than in training; of files that came as a split it is not.
+    """Whether the run's data is known to hold other clicks than in training. For a split from files this is not known.
 
-    before: that data, read again. trained: the fingerprint of what was trained on.
+    before: the run's data, read again. trained: the fingerprint of the data in training.
     """
     if trained is None or source.data.get("test"):
         return False
@@ -167,7 +167,7 @@ def _changed(before: Interactions, source: Source, trained: str | None) -> bool:
 
 
 def _popular(folder: str, config: dict[str, Any], items: Items) -> Popularity:
-    """What is popular in the data of a run, which is read for it."""
+    """The popularity scorer of a run's data, which this function reads."""
     if not config.get("data"):
         raise ValueError(f"--fallback: expected a run that names its data, got {folder}")
     clicks, _ = known_histories(items, Source.recorded(config).read_clicks())
@@ -182,7 +182,7 @@ def _ids(text: str) -> list[str]:
 
 
 def _fields(text: str) -> list[str]:
-    """The parts between commas: without the spaces around them, unless they stand in quotes."""
+    """The parts between commas, stripped of spaces unless they stand in quotes."""
     parts = re.findall(r'\s*"((?:[^"]|"")*)"\s*(?:,|$)|([^,]+)', text)
     found = [(quoted.replace('""', '"') if quoted else bare.strip()) for quoted, bare in parts]
     return [part for part in found if part]
@@ -213,7 +213,7 @@ def _shown(rows: Iterable[UserRow], items: Items) -> Iterator[str]:
 
 
 def lines(row: Row, items: Items) -> Iterator[str]:
-    """A list for the terminal, an item a line."""
+    """A list for the terminal, one item per line."""
     for item, score in row:
         title = lists.title(item, items)
         yield f"{score:9.4f}  {item}" + (f"  {title}\n" if title else "\n")

@@ -1,4 +1,4 @@
-"""fastcl report: one page about one or more runs."""
+"""fastcl report: one page about one run or several."""
 
 import argparse
 import json
@@ -39,10 +39,10 @@ def run(args: argparse.Namespace) -> None:
         check_folder("-o", args.out, FILES, {"--data": args.data, **inputs_of(folder)})
     runs, split, seen, notes = open_runs(folders, args)
     names = [_name(run.folder.resolve()) for run in runs]
-    if len(set(names)) < len(names):  # the same last part: the paths as they were given
+    if len(set(names)) < len(names):  # folders with equal names are named by their paths
         names = [str(run.folder) for run in runs]
     named = dict(zip(names, runs, strict=True))
-    for run in runs:  # the replay of a queue is that of the first of the processes that trained
+    for run in runs:  # the queue that the report replays is that of the first process
         run.model.share = (0, run.config.get("processes", 1))
     tell(notes)
     print("measuring ...", file=sys.stderr, flush=True)
@@ -75,7 +75,7 @@ def _name(folder: Path) -> str:
 
 
 def _groups(runs: list[Run], names: list[str]) -> dict[str, str]:
-    """The name of each run -> that of the runs of the same settings, where there are several."""
+    """Name of a run -> name of its group, for groups of several runs with the same settings."""
     name_of = {run.folder: name for run, name in zip(runs, names, strict=True)}
     found: dict[str, str] = {}
     for label, members in groups_of(runs).items():

@@ -1,4 +1,4 @@
-"""fastcl resume: goes on with a run, or with all runs of a folder, that were interrupted or are to have more epochs."""
+"""fastcl resume: goes on with an interrupted run or extends a run; or does so with all runs in a folder."""
 
 import argparse
 from typing import Any

@@ -1,5 +1,5 @@
-"""What evaluate, compare, report and intents share: run folders opened together with the one data set they were trained
-on, and what a reader of their figures has to know.
+"""What evaluate, compare, report and intents share: opening run folders with the data that they were trained on, and
+notes that readers of the figures need.
 """
 
 import argparse
@@ -19,14 +19,14 @@ from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.models import Model
 from fastcl.recsys.training import checkpoint, state
 
-# What config.json says beside the settings of a run: how, when and from where, not what was trained.
+# Fields of config.json that do not tell runs of different settings apart: versions, seed, data, machine.
 NO_SETTINGS = (
     *("format", "version", "versions", "seed", "data", "data_sha256", "test_sha256", "split"),
     *("command", "threads", "device", "processes", "save_every"),
 )
 
 
-MANY = 0.05  # share of the cases from which repeated targets are worth a note
+MANY = 0.05  # a larger share of repeated targets in the cases gets a note
 
 
 class Run(NamedTuple):
@@ -36,7 +36,7 @@ class Run(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """seen: how seen items are treated. notes: what is unusual, a sentence each."""
+    """seen: the treatment of seen items. notes: one sentence about each unusual fact."""
 
     runs: list[Run]
     split: Split
@@ -57,12 +57,12 @@ def add_run_options(parser: Any) -> None:
 
 
 def run_folders(*folders: str) -> list[Path]:
-    """The folders themselves, or the runs in one where `train --seed 1,2,3` made several."""
+    """The folders; a folder in which `train --seed 1,2,3` made several runs is replaced by these runs."""
     return [run for folder in folders for run in checkpoint.runs_in(Path(folder)) or [Path(folder)]]
 
 
 def inputs_of(folder: str | Path, config: Mapping[str, Any] | None = None) -> dict[str, str | Path]:
-    """What no output of a command on the run may replace: the run's own files and its data, by what they are."""
+    """Description -> path of the run's own files and its data, which no output of a command may replace."""
     config = checkpoint.read_config(folder) if config is None else config
     files = {f"{name} of the run": Path(folder) / name for name in checkpoint.FILES}
     return files | {f"the {name} of the run's data": path for name, path in Source.recorded(config).files.items()}
@@ -71,8 +71,8 @@ def inputs_of(folder: str | Path, config: Mapping[str, Any] | None = None) -> di
 def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> Opened:
     """The runs and their data.
 
-    ValueError where a run is named twice or cannot be compared with the first: on other data, or with other treatment
-    of seen items and no --seen to decide; where the data is not that of the training and no --data names it; and where
+    ValueError where a run is named twice; where runs were trained on different data, or with different treatments of
+    seen items and no --seen decides; where the data has changed since the training and no --data names it; and where
     the split holds no test cases.
     """
     if len({folder.resolve() for folder in folders}) < len(folders):
@@ -106,13 +106,13 @@ def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> Opened:
 
 
 def tell(notes: Sequence[str]) -> None:
-    """On stderr, a line each."""
+    """Prints notes on stderr, one per line."""
     for note in notes:
         print(f"note: {note}", file=sys.stderr, flush=True)
 
 
 def unfinished(run: Run) -> str | None:
-    """A note where the training of `run` has not ended; None too where it was not trained by `fit`."""
+    """A note where the training of `run` has not ended, else None; None too for a model that `fit` did not train."""
     try:
         settings = state.Settings.recorded(run.config)
     except ValueError:
@@ -125,7 +125,7 @@ def unfinished(run: Run) -> str | None:
 
 
 def repeats(split: Split) -> str | None:
-    """A note where many test targets are repeats, which nothing can find while seen items are masked."""
+    """A note where many test targets are repeats, which no model can find while seen items are masked."""
     count = int(split.test.repeated.sum())
     if count <= MANY * len(split.test):
         return None
@@ -134,8 +134,8 @@ def repeats(split: Split) -> str | None:
 
 
 def _other_clicks(run: Run, split: Split, path: str | None) -> str | None:
-    """A note where `split` is not what `run` was trained on, though --data says so; without --data a ValueError. A note
-    too where it was, and the test cases alone are others.
+    """A note where `split` differs from the data that `run` was trained on and --data named it; without --data that is
+    a ValueError. A note too where only the test cases differ.
     """
     trained = run.config.get("data_sha256")
     if trained is None:
@@ -156,7 +156,7 @@ def _other_clicks(run: Run, split: Split, path: str | None) -> str | None:
 
 
 def _trained_targets(run: Run, split: Split, trained: str) -> int | None:
-    """How many test cases have a (user, target) that the run was trained on; None where its data is not at hand."""
+    """How many test cases have a pair (user, target) that was in training; None where the run's data cannot be read."""
     try:
         own = Source.recorded(run.config).split()
     except (OSError, ValueError, TypeError):
@@ -166,13 +166,13 @@ def _trained_targets(run: Run, split: Split, trained: str) -> int | None:
     number = {user: n for n, user in enumerate(own.users)}
     user = np.array([number.get(split.users[u], -1) for u in split.test.user])
     row = np.repeat(np.arange(len(own.train)), own.train.lengths)
-    pairs = row * len(own.counts) + own.train.item  # the items are alike: that was checked
+    pairs = row * len(own.counts) + own.train.item  # both splits have the same item table, as checked before
     return int(np.isin(user * len(own.counts) + split.test.target, pairs).sum())
 
 
 def groups_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs that differ by their seed alone, together: the model's name, and where several groups have it, the settings
-    by which they differ.
+    """Name -> the runs that differ in their seed alone. The name is the model's; where several groups have the same
+    model, it also holds the settings in which they differ.
     """
     found: dict[str, list[Run]] = {}
     for run in runs:

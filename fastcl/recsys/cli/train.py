@@ -1,4 +1,4 @@
-"""fastcl train: a model on the user's own file, into a run folder, or one for each of several seeds."""
+"""fastcl train: trains a model on the user's own file and writes a run folder, or one for each of several seeds."""
 
 import argparse
 import json
@@ -80,8 +80,8 @@ def run(args: argparse.Namespace) -> None:
         if processes.leads():
             print(f"{split.data_report}\n{split.report}", file=sys.stderr)
             tell([note for note in [repeats(split) if args.seen == "mask" else None] if note])
-        # All folders before any training: whatever interrupts it, the whole command can be resumed.
-        # Of several runs, their folder is locked for a moment too, so that nobody makes a run of it.
+        # All run folders are written before any training, so that an interrupted command can be resumed as a whole.
+        # The folder of several runs is locked meanwhile, so that no other process makes it a run itself.
         with processes.together(), lock.held(out) if len(seeds) > 1 else nullcontext():
             _check_free(out, folders, args.force)
             for folder in folders:
@@ -95,7 +95,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _check_free(out: Path, folders: list[Path], force: bool) -> None:
-    """Before the data is read, and again before anything is written: reading may take long."""
+    """OSError unless the run folders may be written. It is called before the data is read, which may take long, and
+    again before anything is written.
+    """
     if not processes.leads():
         return
     if folders != [out] and (out / "config.json").exists():
@@ -108,7 +110,7 @@ def _check_free(out: Path, folders: list[Path], force: bool) -> None:
 
 
 def print_result(folder: Path, history: list[dict[str, Any]], as_json: bool) -> None:
-    """A finished run on stdout: a line, or one of JSON."""
+    """Prints a finished run on stdout, as one line of text or of JSON."""
     if not processes.leads():
         return
     best = [line for line in history if line["best"]][-1]

@@ -1,7 +1,7 @@
-"""What the fused loss costs beside plain PyTorch at given shapes: time in this process, peak memory in processes of
-their own.
+"""Time and memory of the fused loss against plain PyTorch at given shapes. Time is measured in this process, each peak
+of memory in a process of its own.
 
-Measurements only, on random tensors: nothing is trained, and no other code depends on what comes out.
+The inputs are random tensors. Nothing is trained, and no code depends on the results.
 
     python -m fastcl.recsys.reporting.cost fused softmax 400 9066 64
 
@@ -67,17 +67,15 @@ KINDS = {"softmax": _softmax, "queue": _queue}
 
 
 def build(shape: Shape) -> tuple[list[Tensor], dict[str, Callable[[], Tensor]]]:
-    """Inputs that learn, and the same loss of them twice: "fused" through fastcl, "plain" as one writes it in
-    PyTorch.
-    """
+    """Inputs with gradients, and their loss as two functions: "fused" by fastcl, "plain" written in PyTorch."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return KINDS[shape.kind](shape)
 
 
 def measure(shape: Shape, repetitions: int = 15) -> dict[str, float]:
-    """{"fused_ms", "plain_ms": medians of alternating forward+backward runs, "fused_bytes", "plain_bytes": extra peak
-    memory}.
+    """{"fused_ms", "plain_ms", "fused_bytes", "plain_bytes"}: medians of alternating forward + backward runs in
+    milliseconds, and extra peak memory in bytes.
     """
     inputs, losses = build(shape)
     seconds: dict[str, list[float]] = {name: [] for name in losses}
@@ -92,7 +90,9 @@ def measure(shape: Shape, repetitions: int = 15) -> dict[str, float]:
 
 
 def agreement(shape: Shape) -> float:
-    """The largest difference between the two, over the loss and its gradients, each relative to plain's largest."""
+    """The largest difference between "fused" and "plain" in the loss and its gradients, each relative to the largest
+    absolute value of "plain".
+    """
     inputs, losses = build(shape)
     found = {}
     for name, loss in losses.items():
@@ -103,7 +103,7 @@ def agreement(shape: Shape) -> float:
 
 
 def _in_child(name: str, shape: Shape) -> float:
-    # Isolated and with this process's path: the folder that the user is in may hold a json.py.
+    # -I keeps the current folder, which may hold a json.py, out of the child's path; the path is that of this process.
     code = f"import sys; sys.path[:] = {sys.path!r}; import runpy; runpy.run_module({__name__!r}, run_name='__main__')"
     command = [sys.executable, "-I", "-c", code, name, *map(str, shape)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
@@ -111,7 +111,7 @@ def _in_child(name: str, shape: Shape) -> float:
 
 def _extra_memory(name: str, shape: Shape) -> int:
     """How far one loss and its gradients raise this process's peak resident memory."""
-    # The same code on a tiny problem first: libraries and thread pools load outside the measurement.
+    # A tiny problem runs first, so that libraries and thread pools are loaded before the measurement.
     inputs, losses = build(shape._replace(n=2, columns=64))
     torch.autograd.grad(losses[name](), inputs)
     inputs, losses = build(shape)
@@ -122,7 +122,7 @@ def _extra_memory(name: str, shape: Shape) -> int:
 
 def _peak() -> int:
     try:
-        # Not ru_maxrss, which on Linux starts at what the parent process held.
+        # On Linux ru_maxrss does not serve, since it begins with the memory of the parent process.
         status = Path("/proc/self/status").read_text(encoding="ascii")
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])
     except FileNotFoundError:

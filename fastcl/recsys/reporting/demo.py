@@ -1,6 +1,6 @@
-"""`fastcl demo`: both models trained on purchases or ratings, and everything worth seeing about them in one report.
+"""`fastcl demo`: trains SASRec and CLRec on purchases or ratings and writes one report about them.
 
-Settings here were chosen on validation data. All figures are measured in the run that prints them.
+The settings were chosen on validation data. All figures are measured in the run that prints them.
 """
 
 import json
@@ -44,9 +44,7 @@ USERS = 3
 
 
 def run(data: str, out: str | Path, seed: int = 0) -> str:
-    """Trains, measures, writes everything below `out` (an earlier demo there is overwritten) and returns the report's
-    text.
-    """
+    """Trains, measures, writes all files below `out` and returns the text of the report. Overwrites an earlier demo."""
     if data not in PLANS:
         raise ValueError(f"data: expected one of {', '.join(PLANS)}, got {data!r}")
     checkpoint.require_safetensors()
@@ -121,14 +119,14 @@ def _for_user(case: int, models: dict[str, Model], split: Split, seen: str) -> s
 
 
 def _shapes(models: dict[str, Model], split: Split) -> dict[str, Shape]:
-    """The loss calls of the training that just ended; a SASRec batch by its mean number of positions."""
+    """The shapes of the loss calls of the training. For SASRec the batch has its mean number of positions."""
     shapes = {}
     for name, model in models.items():
         if isinstance(model, SASRec):
             targets = int(np.maximum(split.train.lengths - 1, 0).sum())
             shapes[name] = Shape("softmax", targets // model.steps(split.train), len(split.items), model.config.dim)
         elif isinstance(model, CLRec):
-            # All negatives learn, as an item table does.
+            # All negatives have gradients, as the rows of an item table do.
             shapes[name] = Shape("softmax", model.config.batch, model.config.negatives, model.config.dim)
     return shapes
 

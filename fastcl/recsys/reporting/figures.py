@@ -1,5 +1,5 @@
-"""The pictures of a report: which there are, what each shows, and what its alternative text says. The drawing is
-pictures.py's, the numbers are numbers.py's."""
+"""The pictures of a report: which pictures there are, what each shows, and its alternative text. pictures.py draws them
+from the numbers of numbers.py."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fastcl.recsys.reporting import pictures
 from fastcl.recsys.reporting.numbers import TRAINED, Numbers
 from fastcl.recsys.reporting.pictures import Line
 
-# Okabe and Ito's colours, which readers who see few colours tell apart; those of them that show on black and on white.
+# The colours of Okabe and Ito that are visible on black and on white. Colour-blind readers can tell them apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-GREYS = ("dimgray", "darkgray", "silver")  # of the floors
+GREYS = ("dimgray", "darkgray", "silver")  # colours of the floors
 STYLES = ("-", "--", ":", "-.")
 GROUPED = "recall@40"  # as in ContrastVAE's analysis
 LABELS = {
@@ -25,14 +25,14 @@ LABELS = {
 
 
 class Picture(NamedTuple):
-    """alt: the result in words, for those who do not see the picture."""
+    """alt: the result in words, for readers who do not see the picture."""
 
     draw: pictures.Draw
     alt: str
 
 
 class Look:
-    """Which runs are seeds of the same settings, and the one colour that these have in all pictures."""
+    """The groups of runs that differ in their seed alone, and the colour of each group in all pictures."""
 
     def __init__(self, models: Sequence[str], floors: Sequence[str], groups: Mapping[str, str]) -> None:
         self.members: dict[str, list[str]] = {}
@@ -47,7 +47,7 @@ class Look:
     def lines(
         self, values: Mapping[str, Sequence[float]], x: Sequence[float], style: str = "", more: str = ""
     ) -> list[Line]:
-        """One line a group of those names that there are values for, over `x`; `more` follows the group's name."""
+        """One line over `x` for each group with values. more: text after the group's name in the legend."""
         found = {group: [values[name] for name in names if name in values] for group, names in self.members.items()}
         return [
             Line(f"{group}{more}", x, rows, self.colours[group], style or self.styles[group])
@@ -70,7 +70,7 @@ class Look:
 
 
 def figures(numbers: Numbers, look: Look) -> dict[str, dict[str, Picture]]:
-    """Name of a section -> name of a picture -> the picture; only those that there are numbers for."""
+    """Name of a section -> name of a picture -> the picture, for all pictures whose numbers are there."""
     found: dict[str, dict[str, Picture]] = {"validation": {}, "training": {}}
     if numbers["curves"]:
         for key in ("ndcg@10", "recall@10"):
@@ -103,7 +103,7 @@ def figures(numbers: Numbers, look: Look) -> dict[str, dict[str, Picture]]:
 
 
 def _lines(drawn: Sequence[Line], title: str, x: str, y: str, more: Callable[[Any], None] | None = None) -> Picture:
-    """Lines, and what else is done to their axes."""
+    """A picture of lines. more: a further function of the axes, called after drawing."""
 
     def draw(axes: Any) -> None:
         pictures.lines(axes, drawn, title, x, y)
@@ -122,7 +122,8 @@ def _end(line: Line, place: int) -> float:
 def _curves(
     logs: Mapping[str, Any], look: Look, wanted: Callable[[str], bool], title: str, label: str
 ) -> Picture | None:
-    """Every wanted column of the logs, one style each; a column of parts ({"name": number}) as one line a part."""
+    """Every wanted column of the logs in a style of its own. A column of parts ({"name": number}) is one line per part.
+    """
     columns: dict[str, dict[str, list[float]]] = {}
     for name, log in logs.items():
         for key in filter(wanted, log[0]):

@@ -1,5 +1,5 @@
-"""What MultiCLRec's intents have become: which categories each holds, how evenly they share the items, the users
-and the recommended lists (the analyses of Zhou et al. 2021, appendix C). Numbers only; nothing here trains or draws."""
+"""What MultiCLRec's intents hold after training: the categories of each, and how evenly the intents share items, users
+and recommended lists (the analyses of Zhou et al. 2021, appendix C). Nothing here trains or draws."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from fastcl.recsys.serving.recommend import MAX_CHUNK, rank
 
 @torch.inference_mode()
 def intents(model: MultiCLRec, histories: Histories, k: Cutoffs = 10, seen: str = "mask") -> dict[str, Any]:
-    """The intents of a model, over its items and some histories.
+    """Statistics of a model's intents over its items and some histories.
 
     Returns:
-        "category":     the feature that the intents are clusters of, "" where each item is a category.
-        "categories":   one dict a value of it: "category", "items", and "intents" [H], the mean p_{h|t} of its items.
-        "items":        [H], how many items have each intent as their largest.
-        "balance":      entropy of the mean p_{h|t} over all items / log H: 1 where all intents have the same share.
-        "polarity":     mean over the items of their largest p_{h|t}: 1 where each belongs to a single intent.
-        "users":        [H], share of the histories that each intent fits best.
-        "top_intent":   the largest of these.
-        "list_share":   of the items of a top-k list, the share of its most frequent intent, mean over the lists.
-        "list_intents": how many intents a top-k list has items of, mean over the lists.
+        "category":     the feature whose values the intents cluster; "" where each item is a category of its own.
+        "categories":   one dict per value: "category", "items", and "intents" [H], the mean p_{h|t} of its items.
+        "items":        [H], the number of items for which each intent has the largest p_{h|t}.
+        "balance":      entropy of the mean p_{h|t} over all items, divided by log H: 1 where all shares are equal.
+        "polarity":     mean over the items of the largest p_{h|t}: 1 where each item belongs to a single intent.
+        "users":        [H], the share of the histories that each intent fits best.
+        "top_intent":   the largest entry of "users".
+        "list_share":   the share of the most frequent intent in a top-k list, averaged over the lists.
+        "list_intents": the number of distinct intents in a top-k list, averaged over the lists.
 
     Args:
-        histories: one or more, none of them empty.
-        k, seen: of the lists, as in `recommend`.
+        histories: one or more histories, none of them empty.
+        k, seen: the length of the lists and the treatment of seen items, as in `recommend`.
 
-    Raises TypeError for another model, ValueError without histories or for those of other items.
+    Raises TypeError for a model without intents, ValueError for no histories or histories of another item table.
 
     >>> from fastcl.recsys import Feature, Histories, Items, MultiCLRec
     >>> items = Items(tuple("abc"), None, {"colour": Feature.from_labels([["red"], ["red"], ["blue"]])})

@@ -1,5 +1,5 @@
-"""What a report shows, as numbers: metrics with their intervals, the verdict against the floors, groups, examples, and
-what only a model's developer asks for. Nothing here draws, writes or trains."""
+"""The numbers of a report: metrics with intervals, the verdict against the floors, groups, examples, and diagnostics
+for developers of a model. Nothing here draws, writes or trains."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from fastcl.recsys.serving.recommend import rank
 
 K = (10, 40)
 METRICS = ("recall", "ndcg", "diversity", "coverage", "popularity", "gini")
-JUDGED = "ndcg@10"  # what the verdict is about
-DIAGNOSED = 512  # histories that a model's diagnostics are averaged over
+JUDGED = "ndcg@10"  # the metric of the verdict
+DIAGNOSED = 512  # the number of histories over which a model's diagnostics are averaged
 TRAINED = "training data"
-USERS, NEWEST, SHOWN = 3, 5, 5  # of the examples: how many users, clicks of each and items of a list
-SECONDS = (10**8, 10**10)  # times between these are Unix seconds, from 1973 to 2286
+USERS, NEWEST, SHOWN = 3, 5, 5  # numbers of example users, of clicks shown for each, and of items in a list
+SECONDS = (10**8, 10**10)  # times in this range are taken as Unix seconds: 1973 to 2286
 
 Numbers = dict[str, Any]
 
@@ -46,10 +46,10 @@ def measured(
 ) -> Numbers:
     """All numbers of a report: for each part a dict by the names of models and floors; arguments as in `report`.
 
-    "settings" has every setting of a model, "curves" the lines of its log. "results" are the metrics of each model and
-    floor, "intervals" the 95% intervals, [low, high], of those that are means over cases; here models that differ by
-    their seed alone are one, under their group's name, and an interval is that of the mean over the seeds.
-    "verdicts" compare each of these with the best floor.
+    "settings": every setting of each model. "curves": the lines of its log. "results": the metrics of each model and
+    floor. "intervals": the 95% intervals [low, high] of the metrics that are means over cases; models that differ in
+    their seed alone have one interval of the mean over the seeds, under their group's name. "verdicts": the comparison
+    of each group with the best floor.
     """
     named = {name: (groups or {}).get(name, name) for name in models}
     found_floors = tables.floors(split, seen)
@@ -74,7 +74,7 @@ def measured(
     numbers["intervals"] = {name: {key: _interval(v) for key, v in of.items()} for name, of in means.items()}
     numbers["verdicts"] = _verdicts({name: of[JUDGED] for name, of in means.items()}, list(found_floors))
     best = numbers["verdicts"][0]["floor"]
-    first = {group: models[name] for name, group in reversed(named.items())}  # the first seed of each
+    first = {group: models[name] for name, group in reversed(named.items())}  # the first seed of each group
     numbers["examples"] = _examples({**dict(reversed(first.items())), best: found_floors[best]}, split, seen)
     for name, model in models.items():
         numbers["robustness"][name] = robustness(model, split.test, ratios=ratios, seen=seen)
@@ -91,11 +91,11 @@ def measured(
 
 
 def queue_replay(model: CLRec, train: Histories, seed: int) -> dict[str, list[float]]:
-    """What CLRec's queue holds before each step of the first epoch of a training with `seed`, which begins with an
-    empty one. No vector is computed. Where several processes trained, the queue of the one that `model.share` names.
+    """Statistics of CLRec's queue before each step of the first epoch of a training with `seed`, in which the queue
+    begins empty. No vector is computed. Where several processes trained, the queue is that of process `model.share`.
 
-    Returns lists of one number a step: "step" from 1; "age", mean steps since an entry was encoded; "oldest"; "hits",
-    the share of (row, queue entry) pairs in which the entry is the row's own target.
+    Returns lists of one number per step: "step" from 1; "age", the mean number of steps since an entry was encoded;
+    "oldest", the largest such number; "hits", the share of pairs (row, queue entry) whose entry is the row's target.
 
     >>> from fastcl.recsys import CLRec, Histories, Items
     >>> model = CLRec(Items(("a", "b")), dim=8, batch=2, negatives=4)
@@ -136,7 +136,7 @@ def _of_split(split: Split, seen: str) -> dict[str, Any]:
 
 
 def period(split: Split) -> list[str] | None:
-    """The days of the first and of the last click that a model may read, UTC; None where times are no Unix seconds."""
+    """The dates (UTC) of the first and last click that a model may read; None where times are no Unix seconds."""
     times = [part.time for part in (split.train, split.test.history) if part.time is not None and len(part.time)]
     if not times:
         return None
@@ -153,7 +153,7 @@ def _interval(gains: np.ndarray) -> list[float]:
 
 
 def _verdicts(gains: Mapping[str, np.ndarray], floors: Sequence[str]) -> list[dict[str, Any]]:
-    """For each model, in which it is the difference to the best floor and the test of it over users."""
+    """For each model, its difference to the best floor and the paired test of the difference over users."""
     best = max(floors, key=lambda name: float(gains[name].mean()))
     return [
         {"name": name, "metric": JUDGED, "value": float(of.mean()), "floor": best}
@@ -164,7 +164,7 @@ def _verdicts(gains: Mapping[str, np.ndarray], floors: Sequence[str]) -> list[di
 
 
 def _examples(scorers: Mapping[str, Scorer], split: Split, seen: str) -> list[dict[str, Any]]:
-    """Users spread evenly over the cases: their newest clicks, what came next, and what each scorer shows them."""
+    """Users at even distances in the test cases: their newest clicks, the next click, and each scorer's list."""
     count = len(split.test)
     cases = np.unique([count * (2 * nth + 1) // (2 * USERS) for nth in range(USERS)])
     history = split.test.history.take(cases)

@@ -1,5 +1,5 @@
-"""The drawing of every picture: numbers in, matplotlib figures out, PNG bytes or SVG text at the end. Nothing is
-measured or read here, and matplotlib is imported only when something is drawn."""
+"""Draws every picture: turns numbers into matplotlib figures, and figures into PNG bytes or SVG text. Nothing here
+measures or reads, and matplotlib is imported only when something is drawn."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 Draw = Callable[[Any], None]  # draws into matplotlib Axes
-FEW = 30  # cases: the mean over fewer is drawn pale
-WIDE = 24  # bars: a picture of more is twice as wide
+FEW = 30  # means over fewer cases are drawn pale
+WIDE = 24  # a picture of more bars is twice as wide
 
 
 class Line(NamedTuple):
-    """values: of one seed, or of several, drawn as their mean in a band from the least to the largest."""
+    """values: those of each seed. Several seeds are drawn as their mean in a band from the smallest to the largest."""
 
     label: str
     x: Sequence[float]
@@ -26,7 +26,7 @@ class Line(NamedTuple):
 
 
 def alone(draw: Draw) -> Any:
-    """A figure of one panel, readable on a phone, its legend beside the data and never over them."""
+    """A figure of one panel that is readable on a phone. The legend does not cover the data."""
     figure = side_by_side(draw)
     (axes,) = figure.axes
     figure.set_size_inches(9.2 if len(axes.patches) > WIDE else 4.6, 4.0)
@@ -39,7 +39,7 @@ def alone(draw: Draw) -> Any:
 
 
 def side_by_side(*draws: Draw) -> Any:
-    """A figure of one panel a function, in rows of two; ImportError without matplotlib."""
+    """A figure of one panel per function, in rows of two; ImportError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -68,8 +68,8 @@ def png(figure: Any) -> bytes:
 def svg(figure: Any, name: str, alt: str) -> str:
     """The figure as an <svg> element for a page. Black becomes the page's text colour, so that the page may be dark.
 
-    name: makes the ids inside the element differ from those of the page's other pictures. alt: its text for those who
-    do not see it. Text stays text, and the same figure gives the same characters.
+    name: makes the ids inside the element differ from those of the page's other pictures. alt: the text for readers who
+    do not see the picture. Letters stay text, and equal figures give equal characters.
     """
     import matplotlib
 
@@ -82,20 +82,20 @@ def svg(figure: Any, name: str, alt: str) -> str:
     (box,) = re.findall(r'viewBox="[^"]*"', text)
     text = re.sub(r"<svg[^>]*>", f'<svg {box} role="img" aria-label="{html.escape(alt)}">', text, count=1)
     named = re.compile(r' id="([^"]*)"')
-    used = {name for name in named.findall(text) if f"#{name}" in text}  # the others would stand on the page twice
+    used = {name for name in named.findall(text) if f"#{name}" in text}  # unused ids could occur twice on a page
     text = named.sub(lambda found: found[0] if found[1] in used else "", text)
     return re.sub(r"\n\s*", "\n", text)
 
 
 def _marker(nth: int) -> str:
-    """There are ten colours: every ten names it is another one."""
+    """The marker of the nth line. It changes every ten lines, since there are ten colours."""
     return "osvD"[nth // 10 % 4]
 
 
 def curves(
     axes: Any, values: Mapping[str, Sequence[float]], title: str, label: str, x: str = "epoch", first: int = 1
 ) -> None:
-    """One line a name, over epochs (or `x`) from `first`."""
+    """One line per name, over epochs (or `x`) from `first`."""
     for name, line in values.items():
         axes.plot(range(first, len(line) + first), line, marker="o", markersize=3, label=name)
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -104,9 +104,9 @@ def curves(
 
 
 def impressions(axes: Any, shares: Mapping[str, Sequence[float]], title: str) -> None:
-    """CLRec's Fig. 3 and 4: share of impressions per log2 bucket of train clicks, one line a name, the first
-    one grey."""
-    first, *others = shares  # what the others are held against: grey, so that a name has one colour in all pictures
+    """CLRec's Fig. 3 and 4: the share of impressions per log2 bucket of train clicks, one line per name. The first line
+    is the reference and is grey."""
+    first, *others = shares  # a grey reference leaves each other name the colour that it has in all pictures
     axes.plot(shares[first], color="gray", linestyle="--", marker="o", markersize=3, label=first)
     for nth, name in enumerate(others):
         axes.plot(shares[name], marker=_marker(nth), markersize=3, label=name)
@@ -122,7 +122,7 @@ def lines(axes: Any, drawn: Sequence[Line], title: str, x: str, y: str) -> None:
         at = [[value for value in values if value is not None] for values in zip_longest(*line.values)]
         x_of, mean = line.x[: len(at)], [sum(values) / len(values) for values in at]
         look = {"color": line.colour, "linestyle": line.style, "markersize": 3}
-        look["marker"] = "o" if len(at) <= 50 else ""  # a point each hides a long line
+        look["marker"] = "o" if len(at) <= 50 else ""  # markers would hide a line of many points
         (solid,) = axes.plot(x_of, mean, label=line.label, **look)
         if len(line.values) > 1:
             axes.fill_between(x_of, list(map(min, at)), list(map(max, at)), color=solid.get_color(), alpha=0.2, lw=0)
@@ -138,7 +138,7 @@ def bars(
     colours: Mapping[str, str] | None = None,
     spread: Mapping[str, tuple[float, float]] | None = None,
 ) -> None:
-    """One bar a name, with its value; `spread` the least and the largest of several seeds, as a whisker."""
+    """One bar per name, with its value. spread: the smallest and largest of several seeds, drawn as a whisker."""
     colour = [f"C{n}" if colours is None else colours[name] for n, name in enumerate(values)]
     axes.bar(range(len(values)), list(values.values()), color=colour)
     for place, (name, value) in enumerate(values.items()):
@@ -155,7 +155,7 @@ def bars(
 
 
 def points(axes: Any, values: Mapping[str, tuple[float, float]], title: str, x: str, y: str) -> None:
-    """One point a name, for each pair of numbers."""
+    """One labelled point per name, at its pair of numbers."""
     for nth, (name, (left, up)) in enumerate(values.items()):
         axes.plot(left, up, _marker(nth), label=name)
     axes.margins(0.1)
@@ -165,7 +165,7 @@ def points(axes: Any, values: Mapping[str, tuple[float, float]], title: str, x: 
 
 
 def groups(axes: Any, reports: Mapping[str, Sequence[Mapping[str, Any]]], metric: str, title: str, label: str) -> None:
-    """One bar a name in each group of `by_group`; all names have the same groups."""
+    """One bar per name in each group of `by_group`; all names have the same groups."""
     first = next(iter(reports.values()))
     group_bars(
         axes,
@@ -190,8 +190,8 @@ def group_bars(
     title: str,
     label: str,
 ) -> None:
-    """In each group a bar a name, with its interval where `spread` has it. Below a group stands how many cases it has;
-    what rests on fewer than FEW is pale."""
+    """One bar per name in each group, with its interval where `spread` has it. The number of cases stands below each
+    group; bars of fewer than FEW cases are pale."""
     width = 0.85 / len(values)
     firm = [count >= FEW for count in cases]
     for nth, (name, of) in enumerate(values.items()):
@@ -217,7 +217,7 @@ def group_bars(
 
 
 def corruption(axes: Any, reports: Mapping[str, Sequence[Mapping[str, Any]]], kind: str, metric: str) -> None:
-    """One line a name over the ratios of `robustness`."""
+    """One line per name over the ratios of `robustness`."""
     for name, rows in reports.items():
         of_kind = [row for row in rows if row["kind"] == kind]
         axes.plot([row["ratio"] for row in of_kind], [row[metric] for row in of_kind], marker="o", markersize=3,
@@ -228,7 +228,8 @@ def corruption(axes: Any, reports: Mapping[str, Sequence[Mapping[str, Any]]], ki
 
 
 def intents(axes: Any, found: Mapping[str, Any], title: str) -> None:
-    """The map of `intents`: a row for each of the twenty largest categories, and two for shares of items and users."""
+    """The map of `intents`: a row for each of the twenty largest categories, and two rows for the shares of items and
+    users."""
     largest = sorted(found["categories"], key=lambda row: -row["items"])[:20]
     rows = {row["category"]: row["intents"] for row in largest}
     count = sum(found["items"])

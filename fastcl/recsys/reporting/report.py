@@ -1,6 +1,6 @@
-"""The report of one or more runs: one page that needs no network, the pictures of it as PNG files, and its numbers.
+"""The report of one run or several: one page that needs no network, its pictures as PNG files, and its numbers.
 
-The page is put together here. What it says is measured in numbers.py and drawn in figures.py; nothing here trains.
+This module puts the page together; numbers.py measures and figures.py draws. Nothing here trains.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fastcl.recsys.reporting.figures import Look, Picture, figures
 from fastcl.recsys.reporting.numbers import K, Numbers, measured
 from fastcl.recsys.writing import check_folder, write_set
 
-FILES = ("numbers.json", "index.html")  # beside the pictures
+FILES = ("numbers.json", "index.html")  # the files besides the pictures
 STYLE = (Path(__file__).parent / "report.css").read_text()
 COLUMNS = ("recall", "ndcg", "diversity", "coverage", "popularity", "gini")
 FOR_USERS = {
@@ -75,14 +75,15 @@ def report(
 ) -> list[Path]:
     """Writes index.html, NAME.png for every picture on it, and numbers.json into the folder `out`.
 
-    An earlier index.html goes first and the new one comes last: where it is, the other files belong to it.
+    An earlier index.html is removed first and the new one is written last, so that index.html never lies beside files
+    of another report.
 
-    models: name -> model. title: what the data is called, for the headline. logs: name -> the lines of its
-        metrics.jsonl. epochs: name -> how many its training was to have. seeds: name -> seed of its training, for the
-        table and for the replay of CLRec's queue. seen, ratios: as in `evaluate` and `robustness`. notes: sentences
-        that stand above everything else. groups: name -> what the report calls the models that differ by their seed
-        alone, which are shown as their mean, in pictures in a band from the least to the largest; a model that is not
-        in it stands alone. by: the groups of test cases, as in `by_group`.
+    models: name -> model. title: the name of the data, for the headline. logs: name -> the lines of its metrics.jsonl.
+        epochs: name -> the number of epochs that its training was planned for. seeds: name -> seed of its training, for
+        the table and for the replay of CLRec's queue. seen, ratios: as in `evaluate` and `robustness`. notes: sentences
+        above everything else. groups: name -> the name of its group, the models that differ in their seed alone. A
+        group is shown as its mean, in pictures with a band from the smallest to the largest; a model without a group
+        stands alone. by: the groups of test cases, as in `by_group`.
 
     Returns the files. Raises ImportError without matplotlib, before anything is measured; ValueError for an unknown
     group.
@@ -112,7 +113,7 @@ def report(
 
 
 def _run(name: str, numbers: Numbers, model: Model, epochs: int | None, seed: int | None) -> dict[str, Any]:
-    """What is said of one training: its seed, epochs, seconds, and the settings that are not the defaults."""
+    """The facts about one training: its seed, epochs, seconds, and the settings that are not defaults."""
     log = numbers["curves"].get(name, ())
     best = [line["epoch"] for line in log if line.get("best")]
     defaults = {field.name: field.default for field in dataclasses.fields(model.config)}
@@ -190,7 +191,7 @@ def _named(group: str, look: Look) -> str:
 
 
 def _results(numbers: Numbers, look: Look) -> str:
-    """A row for each group and floor; the best recall and NDCG are bold."""
+    """The table of results: a row for each group and floor; the best recall and NDCG are bold."""
     columns = [f"{metric}@{K[0]}" for metric in COLUMNS]
     means = {column: look.mean({n: r[column] for n, r in numbers["results"].items()}) for column in columns}
     rows = []
@@ -234,7 +235,7 @@ def _section(sections: Mapping[str, Mapping[str, Picture]], key: str, heading: s
 
 
 def _examples(examples: Iterable[Mapping[str, Any]], look: Look) -> str:
-    """A card a user; a list's hit, what really came next, is marked."""
+    """One card per user. Where a list holds the item that came next, it is marked."""
     cards = []
     for user in examples:
         came = user["next"]

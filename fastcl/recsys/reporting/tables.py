@@ -1,7 +1,6 @@
-"""What a run looks like to its reader: the table of results beside the floors, and the picture of curves and
-popularity.
+"""The text table of results with the floors, and the picture of curves and popularity.
 
-Formatting and drawing only; every number comes in from the caller or from ranking.evaluate.
+This module formats and draws; every number comes from the caller or from `ranking.evaluate`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from fastcl.recsys.writing import write_bytes
 
 
 def floors(split: Split, seen: str) -> dict[str, Scorer]:
-    """The scorers that stand beside every result; personal frequency only where seen items are kept."""
+    """The floors that are shown with every result; personal frequency is one of them where seen items are kept."""
     found: dict[str, Scorer] = {
         "popularity": Popularity(split.counts, split.items),
         "co-occurrence": CoOccurrence(split.train, len(split.items)),
@@ -31,8 +30,8 @@ def floors(split: Split, seen: str) -> dict[str, Scorer]:
 
 
 def on_test(scorer: Scorer, split: Split, seen: str, k: tuple[int, ...] = (10,)) -> dict[str, float]:
-    """Full-ranking metrics at each k, and "pop100 hr@10": among 100 popularity-drawn negatives, fixed seed, all
-    users.
+    """Metrics with all items ranked at each k, and "pop100 hr@10", the hit rate among 100 negatives drawn by popularity
+    with a fixed seed.
     """
     full = evaluate(scorer, split.test, k=k, seen=seen)
     sampled = evaluate(scorer, split.test, k=(10,), seen=seen, protocol="pop100")
@@ -50,9 +49,10 @@ def on_new_items(scorer: Scorer, split: Split) -> dict[str, float]:
 
 
 def result_table(results: Mapping[str, Mapping[str, float]]) -> str:
-    """One row a scorer, one column a metric, in the order of the first; a column "train s" where one has "seconds".
+    """One row per scorer, one column per metric in the order of the first scorer, and a column "train s" where a scorer
+    has "seconds".
 
-    Counts of cases are the same for all and not shown.
+    Counts of cases are equal for all scorers and are not shown.
     """
     first = next(iter(results.values()))
     columns = [name for name in first if name not in (*COUNTS, "seconds")]
@@ -65,14 +65,16 @@ def result_table(results: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def group_table(by: str, reports: Mapping[str, Sequence[Mapping[str, Any]]], column: str) -> str:
-    """One row a scorer, one column a group (with its cases), of the metric `column`; all have the same groups."""
+    """The metric `column`: one row per scorer, one column per group (with its number of cases). All scorers have the
+    same groups.
+    """
     first = next(iter(reports.values()))
     header = [f"{column} by {by}", *(f"{row['group']} ({row['cases']:,})" for row in first)]
     return table(header, [[name, *(number(column, row[column]) for row in rows)] for name, rows in reports.items()])
 
 
 def number(column: str, value: float) -> str:
-    """A metric as a reader wants it: counts without decimals, clicks and bits with few, shares with four.
+    """A metric as text: counts without decimals, clicks and bits with few, shares with four.
 
     >>> number("weekends diversity@10", 310.0)
     '310'
@@ -82,7 +84,7 @@ def number(column: str, value: float) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Plain text columns, the first to the left, the others to the right."""
+    """Columns of plain text: the first is aligned to the left, all others to the right."""
     width = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = [
         "  ".join([row[0].ljust(width[0]), *(c.rjust(w) for c, w in zip(row[1:], width[1:], strict=True))])
@@ -92,20 +94,20 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def popularity_shares(items: np.ndarray | torch.Tensor, counts: np.ndarray) -> list[float]:
-    """Share of `items` (numbers, any shape) per bucket of train clicks: none, 1, 2-3, 4-7, ... (one step of log2)."""
+    """The share of `items` (numbers, any shape) in each bucket of train clicks: 0, 1, 2-3, 4-7, ... (steps of log2)."""
     return shown_shares(np.bincount(np.asarray(items).ravel(), minlength=len(counts)), counts)
 
 
 def shown_shares(shown: np.ndarray, counts: np.ndarray) -> list[float]:
     """`popularity_shares` where item i was shown shown[i] times."""
-    # frexp's exponent is floor(log2(count)) + 1 from 1 on, and 0 for 0.
+    # The exponent of frexp is floor(log2(count)) + 1 for count >= 1, and 0 for count = 0.
     bucket = np.frexp(counts.astype(np.float64))[1]
     tally = np.bincount(bucket, weights=shown, minlength=bucket.max() + 1)
     return [float(share) for share in tally / max(tally.sum(), 1)]
 
 
 def draw(path: Path, curves: Mapping[str, Sequence[float]], shares: Mapping[str, Sequence[float]]) -> str:
-    """Writes the PNG and returns one line that says so, or that matplotlib is missing."""
+    """Writes the PNG and returns one line with its path, or the line that matplotlib is missing."""
     try:
         figure = pictures.side_by_side(
             lambda axes: pictures.curves(axes, curves, "Validation", "NDCG@10 (full ranking)"),

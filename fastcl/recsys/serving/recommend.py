@@ -1,5 +1,6 @@
-"""Recommendations: external ids in, external ids out, for a few histories or for all users of a log. Ranking and the
-mask of seen items are metrics.top_k; nothing trains here.
+"""Recommendations for a few histories or for all users of a log, with external ids as input and output.
+
+`ranking.top_k` ranks and masks seen items. Nothing here trains.
 """
 
 from collections import Counter
@@ -17,15 +18,15 @@ from fastcl.recsys.evaluation.ranking import SEEN, top_k
 from fastcl.recsys.models import Model
 from fastcl.recsys.options import one_of
 
-MAX_CHUNK = 256  # histories scored at once; more gains no speed
-SCORES = 2**25  # scores held at once, where that means fewer histories
+MAX_CHUNK = 256  # the most histories that are scored at once; more are not faster
+SCORES = 2**25  # the most scores that are held at once: fewer histories where there are many items
 
 Row = list[tuple[str, float]]  # (external id, score), best first
 
 
 class Recommendations(list[Row]):
-    """One row a history. `skipped`: how often each id was skipped because the model does not know it. `left_out`: the
-    numbers of the histories without an item that the model knows; their rows are empty.
+    """One row per history. skipped: how often each id was skipped because the model does not know it. left_out: the
+    indices of the histories without an item that the model knows; their rows are empty.
     """
 
     skipped: Counter[str]
@@ -33,7 +34,7 @@ class Recommendations(list[Row]):
 
 
 class UserRecommendations(NamedTuple):
-    """`rows` yields (user, row) as they are computed. left_out: the users without an item that the model knows."""
+    """rows: yields (user, row) as rows are computed. left_out: the users without an item that the model knows."""
 
     rows: Iterator[tuple[str, Row]]
     skipped: Counter[str]
@@ -54,25 +55,25 @@ def recommend(
 ) -> Recommendations:
     """The k best items for each history (external ids, oldest first), as (external id, score), best first.
 
-    A history is all it takes: no user id. Fewer than k come back where fewer items are left. A history without an item
-    that the model knows gets the list of `fallback`, and an empty one without it.
+    No user id is needed. A row is shorter than k where fewer items remain. A history without an item that the model
+    knows gets the row of `fallback`; without `fallback` its row is empty.
 
     Args:
-        model: any `Model`; scores are its own (comparable within a row).
-        histories: ids; those that the model never saw are skipped, and counted in the result's `skipped`.
-        k: length of a list, >= 1.
+        model: any `Model`. Scores are comparable within a row only.
+        histories: sequences of ids. Ids that the model does not know are skipped and counted in the result's `skipped`.
+        k: length of a row, >= 1.
         seen: "mask" recommends nothing from the history itself, "keep" may.
-        times: one a click, never falling, in the unit of the training data; used by CLRec, which without them takes
-            the clicks as made at one moment.
-        strict: refuse unknown ids instead.
-        only: ids of the items that may be recommended (in stock, of one category, ...); None: all. Ids that the model
-            never saw cannot be recommended and are passed over.
-        without: ids of items that must not be recommended, to anyone.
-        fallback: what ranks for a history without a known item: a scorer of the same items, such as
+        times: one number per id, never falling, in the unit of the training data. CLRec and Multi-CLRec read them;
+            without times they take all clicks as made at the same moment.
+        strict: whether an unknown id in a history is an error.
+        only: ids of the items that may be recommended (in stock, of one category, ...); None: all items. Ids that the
+            model does not know are ignored.
+        without: ids of items that must not be recommended.
+        fallback: a scorer of the same items that ranks for histories without a known item, such as
             `Popularity(split.counts, split.items)`.
 
-    Raises TypeError for ids that are no strings; ValueError for a bad option or times that do not fit, where nothing
-    that `only` names is known, and under `strict` for any unknown id in a history.
+    Raises TypeError for ids that are no strings; ValueError for a bad option, for times that do not match the
+    histories, where the model knows no item of `only`, and under `strict` for an unknown id in a history.
 
     >>> from fastcl.recsys import Items, SASRec
     >>> model = SASRec(Items(ids=("a", "b", "c")), dim=8, seed=0).eval()
@@ -98,10 +99,10 @@ def recommend(
 def similar(
     model: Model, item: str, k: Cutoffs = 10, *, only: Sequence[str] | None = None, without: Sequence[str] = ()
 ) -> Row:
-    """The k items whose vectors point most nearly where that of `item` does, as (external id, cosine), best first.
+    """The k items whose vectors have the largest cosines with that of `item`, as (external id, cosine), best first.
 
-    item: an external id that the model knows; never in its own list. only, without: as in `recommend`. Raises
-    ValueError for another id, a bad option, or a model without item vectors.
+    item: an external id that the model knows; it is never in its own list. only, without: as in `recommend`. Raises
+    ValueError for an unknown id, a bad option, or a model without item vectors.
 
     >>> from fastcl.recsys import Items, SASRec
     >>> model = SASRec(Items(ids=("a", "b", "c")), dim=8, seed=0).eval()
@@ -133,12 +134,12 @@ def recommend_users(
     without: Sequence[str] = (),
     fallback: Scorer | None = None,
 ) -> UserRecommendations:
-    """The k best items for every user of a log, in its order; arguments and errors as in `recommend`. Memory does not
-    grow with the users.
+    """The k best items for every user of a log, in the order of the log; arguments and errors as in `recommend`. Memory
+    does not grow with the number of users.
 
-    Items are matched by external id, so the log need not be the one of the training. It is taken for all that its users
-    have clicked: what they clicked in other logs may be recommended, unless `merge` puts the logs together. Users
-    without an item that the model knows are named in the result, and have no row unless `fallback` ranks for them.
+    Items are matched by external id, so that the log need not be the one that was trained on. Clicks in other logs are
+    unknown, so that their items may be recommended; `merge` puts logs together. The result names the users without an
+    item that the model knows; they have no row unless `fallback` ranks for them.
 
     >>> from fastcl.recsys import SASRec, bundled
     >>> data = bundled("purchases")
@@ -179,11 +180,11 @@ def query_vectors(
     times: Sequence[Sequence[float]] | None = None,
     strict: bool = False,
 ) -> np.ndarray:
-    """float32 [B, D], what an index of `export`ed item vectors is searched with: inner products are the model's scores.
+    """float32 [B, D], queries for an index of item vectors that `export` wrote: inner products are the model's scores.
 
-    [B, K, D] of a model with K vectors a history (MultiCLRec), whose score is the largest of K inner products;
-    `fastcl.recsys.nearest` searches with them. Arguments and errors: `recommend`; a history without an item that the
-    model knows has no vector, and is a ValueError.
+    A model with K vectors per history (MultiCLRec) gives [B, K, D]; its score is the largest of K inner products, and
+    `fastcl.recsys.nearest` searches with such queries. Arguments and errors as in `recommend`; a history without an
+    item that the model knows has no vector and is a ValueError.
 
     >>> from fastcl.recsys import Items, SASRec
     >>> query_vectors(SASRec(Items(ids=("a", "b", "c")), dim=8, seed=0).eval(), [["a", "b"]]).shape
@@ -201,7 +202,7 @@ def query_vectors(
 def encode_ids(
     items: Items, histories: Sequence[Sequence[str]], times: Sequence[Sequence[float]] | None, strict: bool
 ) -> tuple[Histories, Counter[str]]:
-    """Histories of known items, some maybe empty, and how often each unknown id was left out of them."""
+    """The histories without unknown ids, some perhaps empty, and how often each unknown id was left out."""
     for row, history in enumerate(histories):
         if isinstance(history, str):
             raise TypeError(f"histories: expected sequences of ids, got the string {history!r} in row {row}")
@@ -218,7 +219,7 @@ def encode_ids(
 
 
 def known_histories(items: Items, data: Interactions) -> tuple[Histories, Counter[str]]:
-    """A log's histories in the numbers of `items`, some maybe empty, and how often each unknown id was left out."""
+    """A log's histories in the numbers of `items`, some perhaps empty, and how often each unknown id was left out."""
     number = np.append(PAD, items.encode(data.items.ids))
     clicks = np.bincount(data.log.item, minlength=len(number))
     unknown = np.flatnonzero((number[1:] == PAD) & (clicks[1:] > 0))
@@ -241,7 +242,7 @@ def _ranked(
 
 
 def _allowed(items: Items, only: Sequence[str] | None, without: Sequence[str]) -> torch.Tensor:
-    """bool [I+1], what may be recommended."""
+    """bool [I+1], the items that may be recommended."""
     allowed = np.ones(len(items) + 1, bool)
     for name, ids in (("only", only), ("without", without)):
         if ids is None:
@@ -266,7 +267,7 @@ def _chunks(
     check_items(scorer, histories, "histories")
     for start in range(0, len(histories), chunk):
         rows = histories.take(np.arange(start, min(start + chunk, len(histories))))
-        with torch.inference_mode(), frozen(scorer):  # not around the yield, which hands control to the caller
+        with torch.inference_mode(), frozen(scorer):  # ends before the yield, which hands control to the caller
             scores = scorer.scores(rows)
             if allowed is not None and scores.shape[1] != len(allowed):
                 what = f"scores of {len(allowed) - 1:,} items, got those of {scores.shape[1] - 1:,}"
@@ -285,7 +286,7 @@ def _rows(items: Items, found: torch.Tensor, scores: torch.Tensor) -> list[Row]:
 def _known(
     items: Items, offsets: np.ndarray, number: np.ndarray, time: np.ndarray | None, users: np.ndarray | None = None
 ) -> Histories:
-    """Histories without the items of number 0."""
+    """Histories without the unknown items, whose number is 0."""
     keep = number != PAD
     before = np.append(0, np.cumsum(keep))
     return Histories(before[offsets].astype(np.int64), number[keep], None if time is None else time[keep], items, users)
@@ -293,10 +294,10 @@ def _known(
 
 def _times(times: Sequence[Sequence[float]], offsets: np.ndarray) -> np.ndarray:
     if [len(row) for row in times] != np.diff(offsets).tolist():
-        raise ValueError("times: expected as many in each row as the history has ids, got other lengths")
+        raise ValueError("times: expected as many times as ids in each row, got other lengths")
     time = number_array([moment for row in times for moment in row])
     falls = np.flatnonzero(~(time[1:] >= time[:-1])) + 1
-    falls = falls[~np.isin(falls, offsets)]  # a row may begin before the one above it ends
+    falls = falls[~np.isin(falls, offsets)]  # a row's first time may be less than the last time of the row above
     if np.isnan(time).any() or len(falls):
         at = int(falls[0]) if len(falls) else int(np.isnan(time).argmax())
         row = int(np.searchsorted(offsets, at, side="right")) - 1

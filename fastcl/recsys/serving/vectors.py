@@ -1,8 +1,8 @@
-"""Item vectors for other programs: a NumPy file or a Faiss index, with the ids, and how much of what exact search
-finds the index finds.
+"""Item vectors for other programs: a NumPy file or a Faiss index with the item ids, and the recall of the index against
+exact search.
 
-Inner products of `query_vectors` with what is written rank as the model does; that is checked, not assumed. Nothing
-trains here, and leaving out seen items is the caller's business.
+`export` checks that inner products of `query_vectors` with the written vectors rank as the model does. Nothing here
+trains; callers leave out seen items.
 """
 
 import io
@@ -22,14 +22,14 @@ from fastcl.recsys.models.base import inner_products
 from fastcl.recsys.options import one_of
 from fastcl.recsys.writing import check_folder, write_set
 
-FILES = ("vectors.npy", "index.faiss", "ids.json", "export.json")  # of which an export writes three
-QUERIES = 1000  # at most so many histories are looked up
-CHUNK = 100  # of them at once
+FILES = ("vectors.npy", "index.faiss", "ids.json", "export.json")  # an export writes one of the first two, and the rest
+QUERIES = 1000  # the most histories with which recall is measured
+CHUNK = 100  # the most histories that are searched for at once
 INDEX = "HNSW32"
-EF_SEARCH = 128  # candidates kept by a search of an HNSW index; Faiss's 16 loses too many among inner products
+EF_SEARCH = 128  # candidates that a search of an HNSW index keeps; the default of Faiss, 16, misses too many items
 
 
-# float32 [B, D], k -> scores [B, k], best first, and rows of the vectors, int64 [B, k]; -1 for none, as Faiss has it
+# (queries float32 [B, D], k) -> (scores [B, k], best first; rows of the vectors, int64 [B, k], -1 for no vector)
 Search = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
 
@@ -49,7 +49,7 @@ def export(
     index: str = INDEX,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Writes the item vectors of a model to `folder`, and returns what export.json holds.
+    """Writes the item vectors of a model to `folder` and returns the content of export.json.
 
         vectors.npy   float32 [I, D], row r is the item ids[r]          to="npy"
         index.faiss   the same vectors in the same order, indexed       to="faiss", needs the extra `ann`
@@ -61,16 +61,16 @@ def export(
     and biases are part of the vectors. Where a history has several queries, `nearest` searches for all of them.
 
     Args:
-        queries: histories to measure recall with, 1000 of them at random where there are more; None: one click on a
-            random item each, which is not what real histories look like.
+        queries: histories to measure recall with, a random 1000 of more; None: histories of one random item each, which
+            are unlike real histories.
         k: recall@k is the share of the k best items by exact search that the index finds, averaged over the queries.
-        index: a Faiss index factory string; trained where it needs that. HNSW searches with efSearch=128.
-        seed: of the sample of queries.
+        index: a Faiss index factory string. The index is trained where it needs training; HNSW has efSearch=128.
+        seed: seed of the sample of queries.
 
-    Files are replaced whole, and together: export.json goes first and comes last, so that where it is, the others
-    belong to it, whenever the writing is cut off. Raises OSError where a file is in the place of `folder`, ValueError
-    for a bad option, no queries or those of other items, vectors that are not finite, or a model whose scores no inner
-    product ranks; ImportError where Faiss is missing.
+    Files are replaced whole and together: the old export.json is removed first and the new one written last, so that
+    export.json never lies beside files of another export, even where writing was cut off. Raises OSError where `folder`
+    is a file; ValueError for a bad option, no queries, queries of another item table, vectors that are not finite, or a
+    model whose scores no inner product ranks; ImportError where Faiss is missing.
 
     >>> from fastcl.recsys import SASRec, bundled
     >>> model = SASRec(bundled("purchases").items, seed=0).eval()
@@ -109,9 +109,9 @@ def export(
 def nearest(search: Search, queries: np.ndarray, k: Cutoffs) -> tuple[np.ndarray, np.ndarray]:
     """The k best vectors for each history of `query_vectors`: (scores [B, k], rows int64 [B, k]), best first.
 
-    search: `index.search` of Faiss, or what behaves like it. queries: float32 [B, D], or [B, K, D] of a model with K
-        vectors a history; then each is searched with, and a vector that several of them find counts once, with its
-        largest score. As exact as the search is.
+    search: `index.search` of Faiss, or a function of the same form. queries: float32 [B, D], or [B, K, D] of a model
+        with K vectors per history. Then each of the K vectors is searched for, and a result that several of them find
+        counts once, with its largest score. The result is as exact as `search`.
 
     >>> table = np.array([[1, 0], [0, 2], [1, 1]], np.float32)
     >>> def search(queries, k):
@@ -128,7 +128,7 @@ def nearest(search: Search, queries: np.ndarray, k: Cutoffs) -> tuple[np.ndarray
     scores, rows = (found.reshape(len(queries), -1) for found in search(queries.reshape(-1, queries.shape[-1]), k))
     best = np.argsort(-scores, axis=1, kind="stable")
     scores, rows = (np.take_along_axis(found, best, axis=1) for found in (scores, rows))
-    # A stable order by row puts an item's best score in front of its others.
+    # Scores fall, so that a stable sort by row puts an item's best score first.
     order = np.argsort(rows, axis=1, kind="stable")
     by_row = np.take_along_axis(rows, order, axis=1)
     again = np.zeros_like(rows, bool)
@@ -144,7 +144,7 @@ def _recall(
     k: int,
     search: Search | None,
 ) -> float | None:
-    """Recall@k of `search`, None without one; ValueError where exact search does not find the model's own k best."""
+    """Recall@k of `search`, or None without it; ValueError where exact search does not find the model's k best."""
     hits = 0
     for start in range(0, len(queries), CHUNK):
         histories = queries.take(np.arange(start, min(start + CHUNK, len(queries))))
@@ -154,7 +154,7 @@ def _recall(
         if not scores.isfinite().all():
             raise ValueError("model: expected vectors of finite numbers, got NaN or infinity")
         best = scores.topk(k).values
-        # By score, not by item: rounding may swap two items that the model scores alike.
+        # Scores are compared instead of items, since rounding may swap items with equal scores.
         if not torch.allclose(scores.gather(1, exact), best, rtol=1e-4, atol=1e-4 * float(best.abs().max())):
             raise ValueError(f"model: expected scores that inner products rank, got others from {model.name}")
         if search is not None:
