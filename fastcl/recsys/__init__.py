@@ -22,6 +22,7 @@ from fastcl.recsys.data import (
     bundled,
 )
 from fastcl.recsys.data.merging import merge
+from fastcl.recsys.data.preparing import prepare
 from fastcl.recsys.data.scoring import frozen
 from fastcl.recsys.evaluation.comparison import compare
 from fastcl.recsys.evaluation.floors import CoOccurrence, PersonalFrequency, Popularity
@@ -95,6 +96,7 @@ __all__ = [
     "load",
     "merge",
     "nearest",
+    "prepare",
     "query_vectors",
     "rank_cases",
     "recommend",

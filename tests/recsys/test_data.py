@@ -204,7 +204,7 @@ def test_damaged_compression(tmp_path: Path) -> None:
 
 def test_options_are_checked_before_the_file_is_opened(tmp_path: Path) -> None:
     missing = tmp_path / "missing.csv"
-    with pytest.raises(ValueError, match="format: expected one of 'csv', .*'inter', 'sequence', got 'json'"):
+    with pytest.raises(ValueError, match="format: expected one of 'csv', .*'inter', 'sequence', 'parquet', got 'json'"):
         Interactions.read(missing, format="json")
     with pytest.raises(ValueError, match="format: .*missing ends in none of .csv, .tsv, .inter, .item, .txt"):
         Interactions.read(tmp_path / "missing")

@@ -11,8 +11,8 @@ import torch
 
 from fastcl.recsys import Cases, Histories, Interactions, Items, Popularity, Split, by_group, evaluate, rank_cases
 from fastcl.recsys.cli import main
+from fastcl.recsys.data import fingerprints
 from fastcl.recsys.evaluation.measures import measure
-from fastcl.recsys.training import state
 
 
 class Fixed:
@@ -147,7 +147,7 @@ def test_files_that_are_split_already(files: Path) -> None:
     assert split.test.history.users.tolist() == ["0", "1"]
     first = Interactions.presplit("train.txt", None, "test.txt")
     assert first.test.offsets is None
-    assert state.cases_fingerprint(first) != state.cases_fingerprint(split)
+    assert fingerprints.cases_fingerprint(first) != fingerprints.cases_fingerprint(split)
 
 
 def test_a_share_of_train_validates(files: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_share_of_train_validates(files: Path) -> None:
     # What is held out is seen all the same when the test is asked.
     assert sorted(rows(split.test.history, split.items)[0]) == ["5", "6", "7", "8", "9"]
     again = Interactions.presplit("train.txt", None, "test.txt", targets="all", hold_out=0.4, seed=3)
-    assert state.fingerprint(again) == state.fingerprint(split)
+    assert fingerprints.fingerprint(again) == fingerprints.fingerprint(split)
 
 
 @pytest.mark.parametrize(

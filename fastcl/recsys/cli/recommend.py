@@ -15,7 +15,7 @@ import numpy as np
 from fastcl.recsys.cli import lists
 from fastcl.recsys.cli.lists import UserRow
 from fastcl.recsys.cli.runs import Run, inputs_of, tell, unfinished
-from fastcl.recsys.data import Interactions, Items
+from fastcl.recsys.data import Interactions, Items, fingerprints
 from fastcl.recsys.data.merging import merge, of_users
 from fastcl.recsys.data.source import Source
 from fastcl.recsys.data.splits import LeakageWarning
@@ -23,7 +23,7 @@ from fastcl.recsys.evaluation.floors import Popularity
 from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.options import at_least
 from fastcl.recsys.serving.recommend import Row, known_histories, recommend, recommend_users
-from fastcl.recsys.training import checkpoint, state
+from fastcl.recsys.training import checkpoint
 from fastcl.recsys.training.threads import add_threads
 from fastcl.recsys.writing import check_output, write_parts
 
@@ -161,7 +161,7 @@ def _changed(before: Interactions, source: Source, trained: str | None) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LeakageWarning)
         try:
-            return state.fingerprint(source.divide(before)) != trained
+            return fingerprints.fingerprint(source.divide(before)) != trained
         except ValueError:
             return True
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastcl.recsys.data import Split
+from fastcl.recsys.data import Split, fingerprints
+from fastcl.recsys.data.ids import digest_of
 from fastcl.recsys.data.scoring import check_items
 from fastcl.recsys.data.source import Source
 from fastcl.recsys.evaluation.ranking import SEEN
@@ -126,7 +127,7 @@ def unfinished(run: Run) -> str | None:
 
 def repeats(split: Split) -> str | None:
     """A note where many test targets are repeats, which no model can find while seen items are masked."""
-    count = int(split.test.repeated.sum())
+    count = int(split.test.repeated.sum()) if split.report is None else split.report.repeated_targets
     if count <= MANY * len(split.test):
         return None
     share = f"{count:,} of {len(split.test):,} test targets ({count / len(split.test):.0%})"
@@ -140,8 +141,8 @@ def _other_clicks(run: Run, split: Split, path: str | None) -> str | None:
     trained = run.config.get("data_sha256")
     if trained is None:
         return None
-    if trained == state.fingerprint(split):
-        if run.config.get("test_sha256") in (None, state.cases_fingerprint(split)):
+    if trained == fingerprints.fingerprint(split):
+        if run.config.get("test_sha256") in (None, fingerprints.cases_fingerprint(split)):
             return None
         return f"{run.folder}: the data has other test cases than when it was trained; earlier figures are of those"
     if path is None:
@@ -161,7 +162,7 @@ def _trained_targets(run: Run, split: Split, trained: str) -> int | None:
         own = Source.recorded(run.config).split()
     except (OSError, ValueError, TypeError):
         return None
-    if state.fingerprint(own) != trained:
+    if fingerprints.fingerprint(own) != trained:
         return None
     number = {user: n for n, user in enumerate(own.users)}
     user = np.array([number.get(split.users[u], -1) for u in split.test.user])
@@ -194,8 +195,10 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _digest(split: Split) -> str:
-    digest = hashlib.sha256(json.dumps([split.items.ids, split.users]).encode())
-    for array in (split.train.offsets, split.train.item, split.test.user, split.test.history.item, split.test.target):
+    digest = hashlib.sha256(f"{split.items.digest} {digest_of(split.users)}".encode())
+    history = split.test.history
+    items = (part.item for part in history.blocks())
+    for array in (split.train.offsets, split.train.item, split.test.user, history.lengths, *items, split.test.target):
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 

@@ -6,8 +6,8 @@ reads files, draws random numbers, pads or drops rows.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from fastcl.recsys.data.blocks import ranges
+from fastcl.recsys.data.ids import Ids, digest_of
 from fastcl.recsys.data.reports import DataReport, SplitReport
 from fastcl.recsys.showing import summary
 
@@ -67,17 +69,19 @@ class Feature:
 class Items:
     """The item table: item i (1..I) has the external id `ids[i-1]` and, where known, a title and features.
 
-    ids: distinct non-empty strings. titles: one per item, "" where unknown. features: name -> Feature of I+1 rows.
+    ids: distinct non-empty strings; `Ids` were compared when their file was made. titles: one per item, "" where
+        unknown.
+    features: name -> Feature of I+1 rows.
     """
 
-    ids: tuple[str, ...]
-    titles: tuple[str, ...] | None = None
+    ids: Sequence[str]
+    titles: Sequence[str] | None = None
     features: Mapping[str, Feature] = field(default_factory=dict)
 
     __repr__ = summary
 
     def __post_init__(self) -> None:
-        if len(set(self.ids)) != len(self.ids) or "" in self.ids:
+        if not isinstance(self.ids, Ids) and (len(set(self.ids)) != len(self.ids) or "" in self.ids):
             raise ValueError("ids: expected distinct non-empty strings, got a repeated or an empty one")
         if self.titles is not None and len(self.titles) != len(self.ids):
             raise ValueError(f"titles: expected one per item ({len(self.ids)}), got {len(self.titles)}")
@@ -95,11 +99,9 @@ class Items:
     @cached_property
     def digest(self) -> str:
         """A hash of the ids in their order: two tables in which each number means the same id have the same digest."""
-        digest = hashlib.sha256()
-        for item in self.ids:
-            name = item.encode("utf-8", "surrogatepass")
-            digest.update(b"%d:%b" % (len(name), name))
-        return digest.hexdigest()
+        if isinstance(self.ids, Ids) and self.ids.digest is not None:
+            return self.ids.digest
+        return digest_of(self.ids)
 
     def encode(self, ids: Iterable[str]) -> np.ndarray:
         """External ids to numbers, int64; 0 where an id is unknown.
@@ -150,7 +152,7 @@ class Histories:
     item: np.ndarray
     time: np.ndarray | None = None
     items: Items | None = field(default=None, repr=False)
-    users: np.ndarray | None = field(default=None, repr=False)
+    users: np.ndarray | Ids | None = field(default=None, repr=False)
 
     __repr__ = summary
 
@@ -164,8 +166,30 @@ class Histories:
             raise ValueError(f"item: expected numbers from 1 (0 is padding), got {item.min()}")
         if self.time is not None and (self.time.shape != item.shape or self.time.dtype not in (np.int64, np.float64)):
             raise ValueError(f"time: expected int64 or float64 {item.shape}, got {self.time.dtype} {self.time.shape}")
-        if self.users is not None and self.users.shape != (len(self),):
-            raise ValueError(f"users: expected one per row ({len(self)}), got {list(self.users.shape)}")
+        self._check_users()
+
+    def _check_users(self) -> None:
+        if self.users is not None and len(self.users) != len(self):
+            raise ValueError(f"users: expected one per row ({len(self)}), got {len(self.users)}")
+
+    @classmethod
+    def mapped(cls, offsets: np.ndarray, item: np.ndarray, time: np.ndarray | None) -> Histories:
+        """The same of arrays that were checked when their files were made: none of them is read here."""
+        made = object.__new__(cls)
+        vars(made).update(offsets=offsets, item=item, time=time, items=None, users=None)
+        return made
+
+    def named(self, items: Items | None, users: np.ndarray | Ids | None) -> Histories:
+        """The same rows, of these items and users."""
+        made = copy.copy(self)
+        vars(made).update(items=items, users=users)
+        made._check_users()
+        return made
+
+    def blocks(self) -> Iterator[Histories]:
+        """All rows in order, about a million clicks at a time (a row is never parted), without `users`."""
+        for begin, end in ranges(self.lengths):
+            yield self.take(np.arange(begin, end))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -183,14 +207,14 @@ class Histories:
         """
         rows = np.asarray(rows, np.int64)
         taken = self.slice(self.offsets[:-1][rows], self.lengths[rows])
-        return taken if self.users is None else replace(taken, users=self.users[rows])
+        return taken if self.users is None else taken.named(self.items, self.users[rows])
 
     def last(self, n: int) -> Histories:
         """The newest n interactions of each row, or all of a row that has fewer."""
         if n < 1:
             raise ValueError(f"n: expected at least 1, got {n}")
         lengths = np.minimum(self.lengths, n)
-        return replace(self.slice(self.offsets[1:] - lengths, lengths), users=self.users)
+        return self.slice(self.offsets[1:] - lengths, lengths).named(self.items, self.users)
 
     def slice(self, starts: np.ndarray, lengths: np.ndarray) -> Histories:
         """item[starts[b] : starts[b] + lengths[b]] as row b. The result has no `users`: a slice may cross rows."""
@@ -264,9 +288,13 @@ class Cases:
     @property
     def repeated(self) -> np.ndarray:
         """bool [T], whether the target occurs in the history of its case; masking seen items makes it a sure miss."""
-        row = np.repeat(np.arange(len(self)), self.history.lengths)
-        width = 1 + max(self.history.item.max(initial=0), self.target.max(initial=0))
-        return np.isin(self.case * width + self.target, row * width + self.history.item)
+        found = [np.zeros(0, bool)]
+        for begin, end in ranges(self.history.lengths):
+            part = self.take(np.arange(begin, end))
+            row = np.repeat(np.arange(len(part)), part.history.lengths)
+            width = 1 + max(part.history.item.max(initial=0), part.target.max(initial=0))
+            found.append(np.isin(part.case * width + part.target, row * width + part.history.item))
+        return np.concatenate(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,26 +304,34 @@ class Split:
     counts: int64 [I+1], interactions of each item in train. `valid` and `test` carry the same counts, and all histories
         the same `items`.
     report: how the split was made and what it leaves out. data_report: what reading the log found.
+    digests: "data" and "test", as fingerprints.py finds them, where a prepared folder tells them.
     """
 
     items: Items
-    users: tuple[str, ...]
+    users: Sequence[str]
     train: Histories
     valid: Cases
     test: Cases
     counts: np.ndarray
     report: SplitReport | None = field(default=None, repr=False)
     data_report: DataReport | None = field(default=None, repr=False)
+    # Not of the constructor: a split with other parts has none.
+    digests: Mapping[str, str] = field(default_factory=dict, repr=False, init=False)
 
     __repr__ = summary
 
     def __post_init__(self) -> None:
-        users = np.array(self.users, object)
-        object.__setattr__(self, "train", replace(self.train, items=self.items, users=users))
+        users = by_row(self.users)
+        object.__setattr__(self, "train", self.train.named(self.items, users))
         for name in ("valid", "test"):
             cases = getattr(self, name)
-            history = replace(cases.history, items=self.items, users=users[cases.user])
+            history = cases.history.named(self.items, users[cases.user])
             object.__setattr__(self, name, replace(cases, history=history, counts=self.counts))
+
+
+def by_row(users: Sequence[str]) -> np.ndarray | Ids:
+    """The users in a form that is indexed by arrays of rows."""
+    return users if isinstance(users, Ids) else np.array(users, object)
 
 
 class Scorer(Protocol):

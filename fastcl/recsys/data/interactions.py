@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastcl.recsys.data import features, splits
-from fastcl.recsys.data.containers import Histories, Items, Split
+from fastcl.recsys.data import features, prepared, splits
+from fastcl.recsys.data.containers import Histories, Items, Split, by_row
 from fastcl.recsys.data.reading.collector import Log
 from fastcl.recsys.data.reading.formats import Form, Options, refuse_unused
 from fastcl.recsys.data.reading.sources import Source, read_log
@@ -24,6 +25,8 @@ OF_ITEMS: dict[str, Any] = {
     "item_columns": None, "item_encoding": None,
 }  # fmt: skip
 
+AGAIN = "repeated item of a user"
+
 
 @dataclass(frozen=True, eq=False)
 class Interactions:
@@ -33,15 +36,16 @@ class Interactions:
     """
 
     items: Items
-    users: tuple[str, ...]
+    users: Sequence[str]
     log: Histories
     report: DataReport | None = field(default=None, repr=False)
+    # Of a prepared folder, and not of the constructor: another log has none.
+    recorded: tuple[prepared.Recorded, ...] = field(default=(), repr=False, init=False)
 
     __repr__ = summary
 
     def __post_init__(self) -> None:
-        users = np.array(self.users, object)
-        object.__setattr__(self, "log", replace(self.log, items=self.items, users=users))
+        object.__setattr__(self, "log", self.log.named(self.items, by_row(self.users)))
 
     @classmethod
     def read(
@@ -74,8 +78,9 @@ class Interactions:
         Args:
             source: a table file (.csv, .tsv, RecBole's .inter) or sequence file (.txt: `user item item ...`, oldest
                 first), plain or compressed (gzip, xz, bzip2; zstd from Python 3.14 on), or a pipe; a Parquet file, or a
-                folder of them, which are read in the order of their paths (needs pyarrow); or a data frame (pandas,
-                polars, pyarrow), or a mapping of column names to columns.
+                folder of them, which are read in the order of their paths (needs pyarrow); a folder made by `prepare`,
+                which is mapped and whose options of reading are decided; or a data frame (pandas, polars, pyarrow), or
+                a mapping of column names to columns.
             user, item, time: column names; with time None or "" the order of the rows is the order in time. Where the
                 table lacks a column of a default name, `read` takes the one whose name public data and other libraries
                 use for it (userId, movieId, timestamp, ...: `fastcl.recsys.data.reading.names.ALIASES`) and says so in
@@ -120,7 +125,11 @@ class Interactions:
         )
         given = (feature_columns, separator, title, item_format, item_delimiter, item_columns, item_encoding)
         of_items = dict(zip(OF_ITEMS, given, strict=True))
-        featured = _featured(options, item_features, of_items)
+        featured = with_items(options, item_features, of_items)
+        if isinstance(source, str | Path) and prepared.is_prepared(source):
+            _refuse_options(options, source, item_features)
+            found = prepared.read(Path(source))
+            return featured(cls(found.items, found.users, found.log, found.report)._with_splits(found.splits))
         data, _ = _ordered(read_log([source], options), repeats)
         return featured(data)
 
@@ -162,7 +171,11 @@ class Interactions:
         if report is not None:
             ungrouped = {name: len(feature.values) for name, feature in items.features.items() if not feature.groups}
             report = replace(report, features=found, ungrouped=ungrouped, feature_rows_unused=unused)
-        return replace(self, items=items, report=report)
+        return replace(self, items=items, report=report)._with_splits(self.recorded)
+
+    def _with_splits(self, recorded: tuple[prepared.Recorded, ...]) -> Interactions:
+        object.__setattr__(self, "recorded", recorded)
+        return self
 
     def split(
         self, how: str = "last-one", at: str | float | None = None, *, ties: str = "input", seed: int = 0
@@ -195,8 +208,15 @@ class Interactions:
         >>> split.train.item.tolist()
         [1, 1, 2]
         """
-        made = splits.split(self.items, self.users, self.log, how, at, ties, seed)
-        return replace(made, data_report=self.report)
+        splits.check(how, ties, seed)
+        known = next((each for each in self.recorded if each.answers(how, at, ties)), None)
+        if known is not None:
+            made = known.split(self.items, self.users, seed, self.report)
+        else:
+            made = splits.split(self.items, self.users, self.log, how, at, ties, seed)
+            made = replace(made, data_report=self.report)
+        splits.warn_of_leak(made.report)
+        return made
 
     @classmethod
     def presplit(
@@ -238,7 +258,7 @@ class Interactions:
             raise ValueError(f"hold_out: expected 0 with a valid file, got {hold_out}")
         of_items = {name: options.pop(name, default) for name, default in OF_ITEMS.items()}
         checked = Options(**options)
-        featured = _featured(checked, item_features, of_items)
+        featured = with_items(checked, item_features, of_items)
         files = {splits.TRAIN: train, splits.VALID: valid, splits.TEST: test}
         given = [kind for kind, source in files.items() if source is not None]
         log = read_log([files[kind] for kind in given], checked)
@@ -248,13 +268,13 @@ class Interactions:
         if hold_out:
             histories, part = splits.hold_out(histories, part, hold_out, seed)
         made = splits.from_parts(
-            data.items, data.users, histories, part, how="files", at=None, ties="input", seed=seed, targets=targets,
-            validates=valid is not None or hold_out > 0,
+            data.items, data.users, histories, splits.per_user(part, histories), how="files", at=None, ties="input",
+            seed=seed, targets=targets, validates=valid is not None or hold_out > 0,
         )  # fmt: skip
         return replace(made, data_report=data.report)
 
 
-def _featured(
+def with_items(
     options: Options, source: Source | None, of_items: Mapping[str, Any]
 ) -> Callable[[Interactions], Interactions]:
     """A function that gives a log its item features. The options in of_items are checked before it is called."""
@@ -268,24 +288,20 @@ def _featured(
     return lambda data: data._with_features(source, form, "item_", item, feature_columns, separator, title)
 
 
+def _refuse_options(options: Options, folder: str | Path, item_features: Any) -> None:
+    """ValueError for an option of reading that was decided when the folder was prepared."""
+    given = {name: (getattr(options, name), each.default) for name, each in Options.__dataclass_fields__.items()}
+    for name in ("item", "encoding", "quote", "missing") if item_features is not None else ():  # these of the features
+        del given[name]
+    refuse_unused(given, f"{folder} is prepared and was read with its own")
+
+
 def _ordered(log: Log, repeats: str) -> tuple[Interactions, np.ndarray]:
     """The log ordered by user, part and time, equal rows in the order of the source; and the part of every row."""
-    order = np.argsort(log.user, kind="stable")
-    unsorted = 0
-    if log.time is not None:
-        below = np.zeros(len(log.time), np.int16) if log.below is None else log.below
-        user, time, part = log.user[order], log.time[order], log.part[order]
-        later = (time[1:] < time[:-1]) | ((time[1:] == time[:-1]) & (below[order][1:] < below[order][:-1]))
-        unsorted = int(((user[1:] == user[:-1]) & (part[1:] == part[:-1]) & later).sum())
-        if unsorted:
-            order = np.lexsort((*([] if log.below is None else [below]), log.time, log.part, log.user))
+    order, unsorted, again = in_time(log.user, log.item, log.time, log.below, log.part, repeats)
+    if again:
+        log.tally.dropped[AGAIN] = again
     users, items = log.users, log.items
-    if repeats == "first":
-        pair = log.user[order] * len(items) + log.item[order]
-        first = np.sort(np.unique(pair, return_index=True)[1])
-        if len(first) < len(order):
-            log.tally.dropped["repeated item of a user"] = len(order) - len(first)
-        order = order[first]
     counts = np.bincount(log.user[order], minlength=len(users))
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     histories = Histories(offsets, log.item[order] + 1, None if log.time is None else log.time[order])
@@ -293,3 +309,26 @@ def _ordered(log: Log, repeats: str) -> tuple[Interactions, np.ndarray]:
         log.tally, histories.lengths, histories.item, histories.time, users, items, unsorted, log.look_missing
     )
     return Interactions(Items(items), users, histories, report), log.part[order]
+
+
+def in_time(
+    user: np.ndarray, item: np.ndarray, time: np.ndarray | None, below: np.ndarray | None, part: np.ndarray,
+    repeats: str,
+) -> tuple[np.ndarray, int, int]:  # fmt: skip
+    """The order of rows by user, part and time, all else as they come; how many stood behind a later row of their user;
+    and how many are left out where `repeats` is "first".
+    """
+    order = np.argsort(user, kind="stable")
+    unsorted = 0
+    if time is not None:
+        fine = np.zeros(len(time), np.int16) if below is None else below
+        whose, when, which = user[order], time[order], part[order]
+        later = (when[1:] < when[:-1]) | ((when[1:] == when[:-1]) & (fine[order][1:] < fine[order][:-1]))
+        unsorted = int(((whose[1:] == whose[:-1]) & (which[1:] == which[:-1]) & later).sum())
+        if unsorted:
+            order = np.lexsort((*([] if below is None else [below]), time, part, user))
+    if repeats == "keep":
+        return order, unsorted, 0
+    pair = user[order] * (1 + int(item.max(initial=0))) + item[order]
+    first = np.sort(np.unique(pair, return_index=True)[1])
+    return order[first], unsorted, len(order) - len(first)

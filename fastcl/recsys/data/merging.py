@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,10 +33,10 @@ def merge(*logs: Interactions) -> Interactions:
     return functools.reduce(_joined, logs)
 
 
-def of_users(data: Interactions, users: tuple[str, ...]) -> Interactions:
+def of_users(data: Interactions, users: Sequence[str]) -> Interactions:
     """The log of the named users alone, in the order of `users`."""
     number = {user: n for n, user in enumerate(data.users)}
-    return replace(data, users=users, log=data.log.take(np.array([number[user] for user in users], np.int64)))
+    return replace(data, users=tuple(users), log=data.log.take(np.array([number[user] for user in users], np.int64)))
 
 
 def _joined(a: Interactions, b: Interactions) -> Interactions:

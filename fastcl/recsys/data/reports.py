@@ -5,12 +5,14 @@ Nothing here reads or changes data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
+from fastcl.recsys.data.blocks import ranges
 from fastcl.recsys.data.reading import times
 from fastcl.recsys.showing import summary
 
@@ -167,39 +169,35 @@ def describe(
     lengths: np.ndarray,  # int64 [U], rows of each user
     item: np.ndarray,  # int64 [N], the users' rows one user after the other, each user's in time order
     times_: np.ndarray | None,  # [N]
-    users: tuple[str, ...],
-    items: tuple[str, ...],
+    users: Sequence[str],
+    items: Sequence[str],
     unsorted: int,
     look_missing: int,
 ) -> DataReport:
     """The report of a log in time order, without item features: `Interactions` adds their counts."""
-    row = np.repeat(np.arange(len(lengths)), lengths)
-    same_user = row[1:] == row[:-1]
-    tied = np.zeros(len(row), bool)
-    if times_ is not None:
-        tied[1:] = same_user & (times_[1:] == times_[:-1])
-    pair = row * (len(items) + 1) + item
-    order = np.argsort(pair, kind="stable")  # stable: within a pair the rows stay in time order
-    again = pair[order[1:]] == pair[order[:-1]]
-    twice = again & (times_[order[1:]] == times_[order[:-1]]) if times_ is not None else np.zeros(0, bool)
     unit = None if times_ is None else times.unit_of(times_)
+    found: Counter[str] = Counter()
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    for begin, end in ranges(lengths):
+        some = slice(offsets[begin], offsets[end])
+        found.update(_counts(lengths[begin:end], item[some], None if times_ is None else times_[some], unit))
     return DataReport(
         source=tally.source,
         format=tally.format,
         encoding=tally.encoding,
         columns=dict(tally.columns),
         rows_read=tally.rows_read,
-        rows=len(row),
+        rows=int(offsets[-1]),
         users=len(users),
         items=len(items),
         dropped=dict(tally.dropped),
         faults=tuple(tally.faults),
         blank_lines=tally.blank_lines,
         cut_short=tally.cut_short,
-        ties=int(tied.sum()),
-        tied_ends=int(tied[lengths.cumsum() - 1].sum()),
-        duplicates=int(twice.sum()),
-        repeats=int(again.sum()),
+        ties=found["ties"],
+        tied_ends=found["tied_ends"],
+        duplicates=found["duplicates"],
+        repeats=found["repeats"],
         short_users=int((lengths < 3).sum()),
         longest=int(lengths.max()),
         longest_user=users[int(lengths.argmax())],
@@ -208,7 +206,7 @@ def describe(
         look_missing=look_missing,
         spaced_ids=sum(name != name.strip() for names in (users, items) for name in names),
         rounded_times=tally.rounded_times,
-        odd_times=0 if times_ is None or unit is None else times.outside(times_, unit),
+        odd_times=found["odd_times"],
         time_type=None if times_ is None else str(times_.dtype),
         time_unit=unit,
         first=None if times_ is None else times_.min().item(),
@@ -217,6 +215,25 @@ def describe(
         ungrouped={},
         feature_rows_unused=0,
     )
+
+
+def _counts(lengths: np.ndarray, item: np.ndarray, times_: np.ndarray | None, unit: str | None) -> dict[str, int]:
+    """Of some users' rows: what of the report is a sum over users."""
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    pair = row * (1 + item.max(initial=0)) + item
+    order = np.argsort(pair, kind="stable")  # stable: within a pair the rows stay in time order
+    again = pair[order[1:]] == pair[order[:-1]]
+    if times_ is None:
+        return {"repeats": int(again.sum())}
+    tied = np.zeros(len(row) + 1, bool)  # one more: the last row of nobody
+    tied[1:-1] = (row[1:] == row[:-1]) & (times_[1:] == times_[:-1])
+    return {
+        "repeats": int(again.sum()),
+        "duplicates": int((again & (times_[order[1:]] == times_[order[:-1]])).sum()),
+        "ties": int(tied.sum()),
+        "tied_ends": int(tied[lengths.cumsum() - 1].sum()),
+        "odd_times": 0 if unit is None else times.outside(times_, unit),
+    }
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from fastcl.recsys import schema
 from fastcl.recsys.data import Interactions, Split, bundled
 from fastcl.recsys.data.interactions import OF_ITEMS
 from fastcl.recsys.data.merging import merge
+from fastcl.recsys.data.prepared import is_prepared
 from fastcl.recsys.data.reading.formats import Options, named_format
 
 BUNDLED = "bundled:"
@@ -72,6 +73,8 @@ class Source:
         """The same source with its clicks at another path. Where the name of that path tells no format (a pipe's does
         not), the format is that of the first path.
         """
+        if is_prepared(path):
+            return replace(self, data=_checked({**{n: v for n, v in self.data.items() if n not in READ}, "path": path}))
         told = self.data.get("format") or self.data.get("delimiter") or named_format(Path(path)) or Path(path).is_dir()
         alike = {} if told else {"format": named_format(Path(self.data.get("path", "")))}
         return replace(self, data=_checked({**self.data, "path": path, **alike}))

@@ -1,4 +1,5 @@
-"""Splits of a log: which rows train, validate and test. Every split is a part (train, validation, test) for each row.
+"""Splits of a log: which rows train, validate and test. Every split is, for each user, a number of rows that train, a
+number that validate behind them, and a number that test.
 
 No row is dropped silently: the split's report counts the rows that neither train nor are a target.
 """
@@ -6,14 +7,16 @@ No row is dropped silently: the split's report counts the rows that neither trai
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from fastcl.recsys.data.blocks import ranges
 from fastcl.recsys.data.containers import Cases, Histories, Items, Split
 from fastcl.recsys.data.reading import times
 from fastcl.recsys.data.reports import SplitReport
+from fastcl.recsys.data.views import Views
 from fastcl.recsys.options import at_least, one_of
 
 TRAIN, VALID, TEST = 0, 1, 2
@@ -26,42 +29,42 @@ class LeakageWarning(UserWarning):
 
 
 def last_one(log: Histories, at: Any) -> tuple[np.ndarray, float | None]:
-    """The part of every row: a user's last row tests, the last but one validates; users with fewer than 3 rows train.
-    """
+    """int64 [3, U], rows of each part: the last row of a user tests, the one before validates; of fewer than 3 all train."""
     if at is not None:
         raise ValueError(f'at: expected none with "last-one", got {at!r}')
-    if log.lengths.max(initial=0) < 3:
-        longest = log.lengths.max(initial=0)
+    lengths = log.lengths
+    if lengths.max(initial=0) < 3:
+        longest = lengths.max(initial=0)
         raise ValueError(f"split: expected a user with at least 3 interactions, the longest has {longest}")
-    part = np.full(len(log.item), TRAIN)
-    ends = log.offsets[1:][log.lengths >= 3]
-    part[ends - 2], part[ends - 1] = VALID, TEST
-    return part, None
+    held = (lengths >= 3).astype(np.int64)
+    return np.stack([lengths - 2 * held, held, held]), None
 
 
 def by_time(log: Histories, at: Any) -> tuple[np.ndarray, float | None]:
-    """The part of every row, and the cut: rows at or after `at` test; a user's last of two or more before it validates.
-    """
+    """The same numbers, and the cut: rows at or after `at` test; a user's last of two or more before it validates."""
     if log.time is None:
         raise ValueError('split: expected a log with times for "time", got one without')
     if at is None:
         raise ValueError('at: expected a number or an ISO date with "time", got none')
     cut = times.cut(at, log.time)
-    before = log.time < cut
-    if before.all() or not before.any():
+    lengths = log.lengths
+    trained = np.zeros(len(log), np.int64)
+    for begin, end in ranges(lengths):
+        first, last = log.offsets[begin], log.offsets[end]
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(log.time[first:last] < cut)])
+        trained[begin:end] = np.diff(before[log.offsets[begin : end + 1] - first])
+    if trained.sum() in (0, lengths.sum()):
         span = f"{log.time.min()} to {log.time.max()}"
         raise ValueError(f"at: expected a time inside the log ({span}), got {at!r} = {cut}")
-    part = np.where(before, TRAIN, TEST)
-    trained = _per_user(before, log)  # times rise within a user, so the rows before the cut come first
-    part[(log.offsets[:-1] + trained - 1)[trained >= 2]] = VALID
-    return part, cut
+    valid = (trained >= 2).astype(np.int64)
+    return np.stack([trained - valid, valid, lengths - trained]), cut
 
 
 def nothing(log: Histories, at: Any) -> tuple[np.ndarray, float | None]:
-    """The part of every row is train, for the last training before serving, when all settings are chosen."""
+    """The same numbers where every row trains: for the last training before serving, when all settings are chosen."""
     if at is not None:
         raise ValueError(f'at: expected none with "none", got {at!r}')
-    return np.full(len(log.item), TRAIN), None
+    return np.stack([log.lengths, np.zeros_like(log.lengths), np.zeros_like(log.lengths)]), None
 
 
 HOW: dict[str, Callable[[Histories, Any], tuple[np.ndarray, float | None]]] = {
@@ -71,24 +74,34 @@ HOW: dict[str, Callable[[Histories, Any], tuple[np.ndarray, float | None]]] = {
 }
 
 
-def split(items: Items, users: tuple[str, ...], log: Histories, how: str, at: Any, ties: str, seed: int) -> Split:
-    """As `Interactions.split` says."""
+def split(
+    items: Items, users: Sequence[str], log: Histories, how: str, at: Any, ties: str, seed: int,
+    pack: Callable[[Views], Histories] = Views.packed,
+) -> Split:  # fmt: skip
+    """As `Interactions.split` says. pack: puts the train histories, which models read as a whole, behind each other."""
+    check(how, ties, seed)
+    if ties == "random":
+        log = shuffle_ties(log, seed)
+    count, cut = HOW[how](log, at)
+    return from_parts(items, users, log, count, how=how, at=cut, ties=ties, seed=seed, pack=pack)
+
+
+def check(how: str, ties: str, seed: int) -> None:
     one_of(HOW, "how", how)
     one_of(TIES, "ties", ties)
     at_least(0, "seed", seed)
-    if ties == "random":
-        log = shuffle_ties(log, seed)
-    part, cut = HOW[how](log, at)
-    made = from_parts(items, users, log, part, how=how, at=cut, ties=ties, seed=seed)
-    late = made.report.later_in_train if made.report else 0
-    if how == "last-one" and late:
+
+
+def warn_of_leak(report: SplitReport | None) -> None:
+    """A LeakageWarning for the caller's caller, where train holds what is later than a test target."""
+    late = report.later_in_train if report else 0
+    if report and report.how == "last-one" and late:
         message = (
-            f"leave-one-out leaks the future: for {late:,} of {len(made.test):,} test cases, train holds interactions "
-            "(of other users) that are later than the target; "
+            f"leave-one-out leaks the future: for {late:,} of {report.test_cases:,} test cases, train holds "
+            "interactions (of other users) that are later than the target; "
             'split("time", at=...) (--split time --at TIME) keeps them apart'
         )
         warnings.warn(message, LeakageWarning, stacklevel=3)
-    return made
 
 
 def shuffle_ties(log: Histories, seed: int) -> Histories:
@@ -118,29 +131,34 @@ def hold_out(log: Histories, part: np.ndarray, share: float, seed: int) -> tuple
     return Histories(log.offsets, log.item[order], time, log.items, log.users), part[order]
 
 
+def per_user(part: np.ndarray, log: Histories) -> np.ndarray:
+    """int64 [3, U], rows of each part, from the part of every row."""
+    return np.stack([_per_user(part == kind, log) for kind in (TRAIN, VALID, TEST)])
+
+
 def from_parts(
-    items: Items, users: tuple[str, ...], log: Histories, part: np.ndarray, *, how: str, at: float | None, ties: str,
-    seed: int, targets: str = "first", validates: bool = True,
+    items: Items, users: Sequence[str], log: Histories, count: np.ndarray, *, how: str, at: float | None, ties: str,
+    seed: int, targets: str = "first", validates: bool = True, pack: Callable[[Views], Histories] = Views.packed,
 ) -> Split:  # fmt: skip
-    """The split in which row r of `log` has part[r]; the rows of a user are ordered train, validation, test.
+    """The split in which the first count[TRAIN] rows of a user train, the next count[VALID] validate, the rest test.
 
     A user's first validation row is the target of a case whose history is the user's train rows; the first test row is
     the target of a case whose history is the train and validation rows. A user without such a row, or without a
     history, has no case. With targets="all" every validation row of a user is a target of that user's one case, and
     likewise every test row. validates: whether a split without validation cases is an error.
     """
-    count = [_per_user(part == kind, log) for kind in (TRAIN, VALID, TEST)]
     starts = log.offsets[:-1]
 
     def cases(kind: int, history: np.ndarray) -> Cases:
         held = np.flatnonzero((count[kind] > 0) & (history > 0))
-        known, first = log.slice(starts[held], history[held]), (starts + history)[held]
+        known, first = Views(log, starts[held], history[held]), (starts + history)[held]
         if targets == "first":
             return Cases(held, known, log.item[first])
         found = log.slice(first, count[kind][held])
         return Cases(held, known, found.item, offsets=found.offsets)
 
-    train = log.slice(starts, count[TRAIN])
+    whole = bool((count[TRAIN] == log.lengths).all())
+    train = log if whole else pack(Views(log, starts, count[TRAIN]))
     valid, test = cases(VALID, count[TRAIN]), cases(TEST, count[TRAIN] + count[VALID])
     counts = np.bincount(train.item, minlength=len(items) + 1).astype(np.int64)
     late = None
@@ -148,7 +166,8 @@ def from_parts(
         late = 0
     elif log.time is not None:
         target_time = log.time[(starts + count[TRAIN] + count[VALID])[test.user]]
-        late = int((target_time < log.time[part == TRAIN].max()).sum()) if len(train.item) else 0
+        newest = log.time[(starts + count[TRAIN] - 1)[count[TRAIN] > 0]]  # of each user
+        late = int((target_time < newest.max()).sum()) if len(newest) else 0
     report = SplitReport(
         how=how,
         at=at,
@@ -158,7 +177,7 @@ def from_parts(
         valid_cases=len(valid),
         test_cases=len(test),
         not_evaluated=len(users) - len(test),
-        held_out_unused=int((part != TRAIN).sum()) - len(valid.target) - len(test.target),
+        held_out_unused=int(count[[VALID, TEST]].sum()) - len(valid.target) - len(test.target),
         unseen_targets=int((counts[test.target] == 0).sum()),
         repeated_targets=int(test.repeated.sum()),
         later_in_train=late,

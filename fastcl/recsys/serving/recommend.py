@@ -12,6 +12,7 @@ import torch
 
 from fastcl.recsys.data import PAD, Histories, Interactions, Items, Scorer
 from fastcl.recsys.data.containers import number_array
+from fastcl.recsys.data.ids import Ids
 from fastcl.recsys.data.scoring import check_items, frozen, item_table
 from fastcl.recsys.evaluation.cutoffs import Cutoffs, cutoff
 from fastcl.recsys.evaluation.ranking import SEEN, top_k
@@ -154,7 +155,7 @@ def recommend_users(
     _refuse(skipped, strict)
     allowed = _allowed(model.items, only, without)
     strangers = np.flatnonzero(known.lengths == 0)
-    left_out = tuple(data.users[user] for user in strangers)
+    left_out = tuple(data.users[user] for user in strangers.tolist())
 
     def rows() -> Iterator[tuple[str, Row]]:
         for start in range(0, len(known), MAX_CHUNK):
@@ -223,7 +224,7 @@ def known_histories(items: Items, data: Interactions) -> tuple[Histories, Counte
     number = np.append(PAD, items.encode(data.items.ids))
     clicks = np.bincount(data.log.item, minlength=len(number))
     unknown = np.flatnonzero((number[1:] == PAD) & (clicks[1:] > 0))
-    skipped = Counter({data.items.ids[item]: int(clicks[item + 1]) for item in unknown})
+    skipped = Counter({data.items.ids[item]: int(clicks[item + 1]) for item in unknown.tolist()})
     return _known(items, data.log.offsets, number[data.log.item], data.log.time, data.log.users), skipped
 
 
@@ -284,7 +285,11 @@ def _rows(items: Items, found: torch.Tensor, scores: torch.Tensor) -> list[Row]:
 
 
 def _known(
-    items: Items, offsets: np.ndarray, number: np.ndarray, time: np.ndarray | None, users: np.ndarray | None = None
+    items: Items,
+    offsets: np.ndarray,
+    number: np.ndarray,
+    time: np.ndarray | None,
+    users: np.ndarray | Ids | None = None,
 ) -> Histories:
     """Histories without the unknown items, whose number is 0."""
     keep = number != PAD

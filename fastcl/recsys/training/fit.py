@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fastcl.recsys import schema, writing
-from fastcl.recsys.data import Split
+from fastcl.recsys.data import Split, fingerprints
 from fastcl.recsys.data.source import Source
 from fastcl.recsys.evaluation.ranking import NotNumbers, evaluate
 from fastcl.recsys.models import Model
@@ -192,7 +192,7 @@ def go_on(
             )
         if split is None:
             split = Source.of_run(folder, config, data).split()
-        if config.get("data_sha256") != state.fingerprint(split):
+        if config.get("data_sha256") != fingerprints.fingerprint(split):
             raise ValueError(f"data: expected the clicks that {folder} was begun with, got others; --data names a file")
         device = processes.device_of(settings.device)
         run = loop.new_run(checkpoint.build(folder).to(device), split, settings, folder)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fastcl.recsys import schema, writing
-from fastcl.recsys.data import Split
+from fastcl.recsys.data import Split, fingerprints
 from fastcl.recsys.models import Model
 from fastcl.recsys.training import checkpoint, lock, loop, processes, state, tensorfile
 from fastcl.recsys.training.modelstate import distinct
@@ -35,7 +35,7 @@ def alike_facts(model: Model, split: Split, settings: Settings) -> dict[str, str
     shapes = [(name, list(tensor.shape)) for name, tensor in distinct(model).items()]
     facts = {"model": f"{model.name} {asdict(model.config)}", "shapes of the model": str(shapes)}
     chosen = {name: str(value) for name, value in vars(settings).items() if name not in ("threads", "save_every")}
-    return {**facts, **chosen, "data": state.fingerprint(split)}
+    return {**facts, **chosen, "data": fingerprints.fingerprint(split)}
 
 
 def begin(
@@ -51,8 +51,8 @@ def begin(
     A run that the folder holds is removed once the new one is written. Returns the facts of the run's tensor files.
     """
     with processes.together():
-        data = state.fingerprint(split)
-        digests = {"data_sha256": data, "test_sha256": state.cases_fingerprint(split)}
+        data = fingerprints.fingerprint(split)
+        digests = {"data_sha256": data, "test_sha256": fingerprints.cases_fingerprint(split)}
         taken = sorted((record or {}).keys() & {*vars(settings), *digests})
         if taken:
             raise ValueError(f"record: expected other names than {', '.join(taken)}, which config.json has already")

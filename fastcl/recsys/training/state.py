@@ -5,19 +5,16 @@ between epochs. A checkpoint within an epoch saves torch's generator; on resumin
 again. Nothing here trains.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fastcl.recsys import schema
-from fastcl.recsys.data import Split
 from fastcl.recsys.evaluation.cutoffs import at_cutoffs, parted
 from fastcl.recsys.evaluation.measures import OF_RANKS, WITHOUT_K
 from fastcl.recsys.evaluation.ranking import SEEN
@@ -258,27 +255,6 @@ def _restore_random(path: Path, own: Mapping[str, Tensor], device: torch.device)
             torch.set_rng_state(saved) if name == "random" else torch.cuda.set_rng_state(saved, device)
         except RuntimeError as error:
             raise ValueError(f"{path}: {name}: expected a state of the generator, got none ({error})") from error
-
-
-def fingerprint(split: Split) -> str:
-    """A digest of the clicks that training sees and of the validation cases."""
-    train, valid = split.train, split.valid
-    several = [] if valid.offsets is None else [valid.offsets]
-    held = (valid.history.offsets, valid.history.item, valid.target, *several)
-    return _digest(train.offsets, train.item, train.time, *held)
-
-
-def cases_fingerprint(split: Split) -> str:
-    """A digest of the test cases, which training does not see."""
-    several = [] if split.test.offsets is None else [split.test.offsets]
-    return _digest(split.test.history.offsets, split.test.history.item, split.test.target, *several)
-
-
-def _digest(*arrays: np.ndarray | None) -> str:
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(b"none" if array is None else np.ascontiguousarray(array).data)
-    return digest.hexdigest()
 
 
 def _random_states(device: torch.device) -> dict[str, Tensor]:

@@ -6,10 +6,10 @@ parses, guesses or repairs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
-from typing import NamedTuple
+from itertools import compress, repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,12 +43,24 @@ class Log:
     look_missing: int
 
 
+class Piece(NamedTuple):
+    """Some rows of a log, as `Log` has them."""
+
+    user: np.ndarray
+    item: np.ndarray
+    time: np.ndarray | None
+    below: np.ndarray | None
+    part: np.ndarray
+    look_missing: int
+
+
 @dataclass
 class Collector:
     """Takes rows piece by piece, refuses or drops bad rows, and numbers the ids of good rows."""
 
     timed: bool
     options: Options
+    column: Callable[[], Any] = list  # makes what keeps the pieces of a column: it has `append` and gives them in order
     tally: Tally = field(default_factory=Tally)
     part: int = 0
 
@@ -57,10 +69,8 @@ class Collector:
         self._words = self.options.missing_words
         self._where: Callable[[int], str] = str
         self._numbers: tuple[dict[str, int], dict[str, int]] = ({}, {})
-        self._columns: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-        self._times: list[np.ndarray] = []
-        self._below: list[np.ndarray] = []
-        self._parts: list[np.ndarray] = []
+        self._columns = self.column(), self.column()
+        self._times, self._below, self._parts = self.column(), self.column(), self.column()
         self._missing: tuple[set[int], set[int]] = (set(), set())
 
     def start(self, source: str, format: str, encoding: str, where: Callable[[int], str]) -> None:
@@ -110,19 +120,37 @@ class Collector:
             self._below.append(np.zeros(len(values), np.int16) if below is None else below)
         self._parts.append(np.full(len(users), self.part, np.int8))
 
-    def finish(self) -> Log:
-        """All gathered rows. Raises ValueError where no good row was added."""
-        user, item = (np.concatenate(column) if column else np.zeros(0, np.int64) for column in self._columns)
-        if not len(user):
-            raise ValueError(f"{self.tally.source}: no interactions in it" + self._because())
-        time = self._clock.join(self._times) if self.timed else None
-        below = np.concatenate(self._below) if self.timed else np.zeros(0, np.int16)
-        self.tally.rounded_times = self._clock.rounded + int(np.count_nonzero(below))
-        looks = [np.isin(codes, list(missing)) for codes, missing in zip((user, item), self._missing, strict=True)]
+    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The ids of users and items so far, by their numbers."""
         users, items = (tuple(number) for number in self._numbers)
-        part = np.concatenate(self._parts)
-        looking = int((looks[0] | looks[1]).sum())
-        return Log(users, items, user, item, time, below if below.any() else None, part, self.tally, looking)
+        return users, items
+
+    def users(self) -> Iterator[np.ndarray]:
+        """The users of all rows, a piece at a time."""
+        yield from self._columns[0]
+
+    def pieces(self) -> Iterator[Piece]:
+        """Everything gathered, as it came. Raises ValueError where no row is left."""
+        if not self._numbers[0]:
+            raise ValueError(f"{self.tally.source}: no interactions in it" + self._because())
+        final = self._clock.final(self._times)
+        self.tally.rounded_times = self._clock.rounded
+        missing = [np.array(sorted(codes), np.int64) for codes in self._missing]
+        times = zip(self._times, self._below, strict=True) if self.timed else repeat((None, None))
+        for user, item, part, (time, below) in zip(*self._columns, self._parts, times, strict=False):
+            if below is not None:
+                self.tally.rounded_times += int(np.count_nonzero(below))
+            look = sum(len(codes) for codes in missing) and np.isin(user, missing[0]) | np.isin(item, missing[1])
+            yield Piece(user, item, None if time is None else final(time), below, part, int(np.sum(look)))
+
+    def finish(self) -> Log:
+        """Everything gathered, in one piece. Raises ValueError where no row is left."""
+        columns = list(zip(*self.pieces(), strict=True))
+        user, item, part = (np.concatenate(columns[k]) for k in (0, 1, 4))
+        time, below = (np.concatenate(columns[k]) if self.timed else None for k in (2, 3))
+        users, items = self.names()
+        below = below if below is not None and below.any() else None
+        return Log(users, items, user, item, time, below, part, self.tally, sum(columns[5]))
 
     def _because(self) -> str:
         """Why no row is left: the reasons with their counts, and an example of the most frequent one."""

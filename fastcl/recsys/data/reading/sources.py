@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fastcl.recsys.data.prepared import is_prepared
 from fastcl.recsys.data.reading import columns, parquet, textfiles
 from fastcl.recsys.data.reading.collector import Collector, Log, Reader
 from fastcl.recsys.data.reading.formats import Options, is_parquet
@@ -30,4 +31,6 @@ def reader(source: Source, options: Options) -> Reader:
     if not isinstance(source, str | Path):
         return columns.reader(source, options)
     path = Path(source)
+    if is_prepared(path):
+        raise ValueError(f"source: expected a file or a folder of Parquet, got {path}, a prepared one: read it alone")
     return parquet.reader(path, options) if is_parquet(path, options) else textfiles.reader(path, options)

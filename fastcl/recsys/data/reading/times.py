@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -93,13 +93,25 @@ class Clock:
 
     def join(self, pieces: Sequence[np.ndarray]) -> np.ndarray:
         """All pieces as one vector: int64 where every value is whole, else float64. Dates become seconds."""
-        values = np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
+        final = self.final(pieces)
+        return np.concatenate([final(piece) for piece in pieces]) if pieces else np.zeros(0, np.int64)
+
+    def final(self, pieces: Iterable[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+        """What makes each of the pieces a part of that vector; walks over all of them, once."""
         if self.kind == DATE:
-            return values // _TICKS if not (values % _TICKS).any() else values / _TICKS
+            if any((piece % _TICKS).any() for piece in pieces):
+                return lambda piece: piece / _TICKS
+            return lambda piece: piece // _TICKS
+        whole, rounded = True, 0
         for piece in pieces:
-            if piece.dtype != values.dtype and _large(piece):
-                self.rounded += _inexact(piece.tolist())
-        return values
+            if piece.dtype.kind == "f":
+                whole = False
+            elif _large(piece):
+                rounded += _inexact(piece.tolist())
+        if whole:
+            return lambda piece: piece
+        self.rounded += rounded
+        return lambda piece: piece.astype(np.float64)
 
     def _array(self, column: np.ndarray) -> Times:
         if column.dtype.kind != "M":
@@ -198,14 +210,15 @@ def _strptime(text: str, format: str) -> Moment:
 
 
 def unit_of(times: np.ndarray) -> str | None:
-    """ "s", "ms", "us" or "ns": the unit in which the median lies between 1980 and 2100; None where none fits.
+    """ "s", "ms", "us" or "ns": the unit in which the median lies between 1980 and 2100; None where none fits. Of
+    more than two million times, it is the median of a million or more, evenly spaced.
 
     >>> unit_of(np.array([1_500_000_000_000])), unit_of(np.array([1, 2, 3]))
     ('ms', None)
     """
     if not len(times):
         return None
-    middle = float(np.median(times))
+    middle = float(np.median(times[:: 1 + (len(times) >> 20)]))
     fitting = (unit for unit, per_second in _UNITS.items() if _SPAN[0] <= middle / per_second < _SPAN[1])
     return next(fitting, None)
 
