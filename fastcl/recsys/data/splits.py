@@ -29,7 +29,7 @@ class LeakageWarning(UserWarning):
 
 
 def last_one(log: Histories, at: Any) -> tuple[np.ndarray, float | None]:
-    """int64 [3, U], rows of each part: the last row of a user tests, the one before validates; of fewer than 3 all train."""
+    """int64 [3, U], rows of each part: a user's last row tests, the one before validates; of fewer than 3 all train."""
     if at is not None:
         raise ValueError(f'at: expected none with "last-one", got {at!r}')
     lengths = log.lengths
