@@ -88,7 +88,8 @@ def several(scorer: Scorer) -> Protocol:
     """For collaborative filtering on splits with several test items a user: all items are ranked but those of train."""
 
     def run(scorer: Scorer, cases: Cases) -> dict[str, float]:
-        return evaluate(scorer, cases, metrics=("recall@20", "ndcg@20"))
+        found = evaluate(scorer, cases, metrics=("recall@20", "ndcg@20"))
+        return {name: value for name, value in found.items() if "@" in name}
 
     return Protocol(
         run,

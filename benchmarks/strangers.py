@@ -15,20 +15,19 @@ from typing import Any
 import torch
 
 from benchmarks.common import RESULTS, machine, write_json
+from benchmarks.protocols import several
 from benchmarks.quality import HERE, revision, runs
 from benchmarks.sources import given
 from fastcl.recsys import load
 from fastcl.recsys.data import Cases, Scorer
-from fastcl.recsys.evaluation.ranking import evaluate
 
 FILE = RESULTS / "strangers.json"
 
 
 def measured(scorer: Scorer, cases: Cases) -> dict[str, dict[str, float]]:
     """Recall@20 and NDCG@20 of the cases with their users, and without."""
-    metrics = ("recall@20", "ndcg@20")
     bare = dataclasses.replace(cases, history=dataclasses.replace(cases.history, users=None))
-    return {"known": evaluate(scorer, cases, metrics=metrics), "folded in": evaluate(scorer, bare, metrics=metrics)}
+    return {"known": several(scorer).validate(scorer, cases), "folded in": several(scorer).validate(scorer, bare)}
 
 
 def main() -> None:

@@ -170,6 +170,17 @@ def mineplus(data: str) -> str:
     return markdown(rows)
 
 
+def strangers() -> str:
+    """Recall and NDCG of the test users with the vectors of training and as strangers, and the share that is left."""
+    rows = []
+    for row in results("strangers")["rows"]:
+        for metric in ("recall@20", "ndcg@20"):
+            known, folded = row["known"][metric], row["folded in"][metric]
+            cells = {"in training": number(metric, known), "folded in": number(metric, folded)}
+            rows.append({"": f"{row['label']}, {row['data']}: {metric}"} | cells | {"share": f"{folded / known:.0%}"})
+    return markdown(rows)
+
+
 def simulated(policy: str, names: Mapping[str, str]) -> str:
     """The table of bench_debias with the trained methods only, under clearer names."""
     made = bench_debias.table([r for r in results("debias")["measured"] if r["method"] in names], policy)
@@ -220,6 +231,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "clrec ML-1M": partial(clrec, "movielens/ml-1m"),
     "clrec purchases": partial(clrec, "bundled:purchases"),
     "clrec Toys": partial(clrec, "amazon/Toys_and_Games"),
+    "mineplus strangers": strangers,
     "mineplus Gowalla": partial(mineplus, "gowalla"),
     "mineplus Yelp2018": partial(mineplus, "yelp2018"),
     **{f"debias {policy}": partial(simulated, policy, METHODS) for policy in ("popularity", "intents")},

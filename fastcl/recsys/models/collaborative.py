@@ -18,7 +18,7 @@ from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.data.scoring import item_table, kept
 from fastcl.recsys.models.base import UserModel
 from fastcl.recsys.models.batching import Unclicked, log_shares
-from fastcl.recsys.models.pair_losses import LOSSES, WITHOUT_NEGATIVES, Constants, Pairs
+from fastcl.recsys.models.pair_losses import LOSSES, WITH_LAM, WITHOUT_NEGATIVES, Constants, Pairs
 from fastcl.recsys.options import above, at_least, between
 from fastcl.recsys.settings import check_choices, setting
 
@@ -104,8 +104,9 @@ class Collaborative(UserModel):
     """A vector for every user of the training and for every item; the score is their inner product or cosine.
 
     A user who was not in training is folded in: the vector is the mean vector of the history's items minus the mean
-    vector of all items. A contrastive loss with uniform negatives first moves an untrained user in this direction.
-    `evaluate` and `recommend_users` know users by their ids; `recommend` gets histories alone and folds all users in.
+    vector of all items, times lam if the loss has one. A contrastive loss with uniform negatives first moves an
+    untrained user in this direction. `evaluate` and `recommend_users` know users by their ids; `recommend` gets
+    histories alone and folds all users in.
     """
 
     config: CollaborativeConfig
@@ -147,7 +148,8 @@ class Collaborative(UserModel):
             raise ValueError(f"histories: expected at least one click of a user not in training, got none in row {row}")
         table = item_table(self)
         offsets, item = self.tensor(histories.offsets[:-1]), self.tensor(histories.item)
-        return F.embedding_bag(item, table, offsets, mode="mean") - table[1:].mean(0)
+        push = self.config.lam if LOSSES[self.config.loss] in WITH_LAM else 1.0
+        return F.embedding_bag(item, table, offsets, mode="mean") - push * table[1:].mean(0)
 
     def loss(self, batch: Batch) -> Tensor:
         config, similarity = self.config, SIMILARITIES[self.config.similarity]

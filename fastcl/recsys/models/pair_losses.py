@@ -162,3 +162,4 @@ LOSSES: dict[str, Callable[[Pairs, Constants], Tensor]] = {
     "bsl": bsl,
 }
 WITHOUT_NEGATIVES = (directau,)
+WITH_LAM = (mine_plus, infonce_plus)
