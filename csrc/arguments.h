@@ -9,6 +9,7 @@ namespace fastcl {
 
 struct Inputs {
   Tensor query, key, positive, scale, bias, row_id, col_id;
+  Tensor cap;  // [n] or absent: columns whose scaled similarity to a row exceeds the row's cap leave its sum
   double factor;
 };
 
@@ -45,11 +46,11 @@ struct ForwardArguments {
   Expected expected;
 
   explicit ForwardArguments(const StableIValue* stack)
-      : in{Tensor(stack[0]), Tensor(stack[1]), Tensor(stack[2]), Tensor(stack[3]),
-           Tensor(stack[4]), Tensor(stack[5]), Tensor(stack[6]), to_double(stack[7])},
-        row_grad(to_bool(stack[8])),
-        expected{to_bool(stack[9]), to_bool(stack[10]), shift_of(to_double(stack[11])),
-                 Tensor(stack[12]), Tensor(stack[13]),  Tensor(stack[14])} {
+      : in{Tensor(stack[0]), Tensor(stack[1]), Tensor(stack[2]), Tensor(stack[3]),   Tensor(stack[4]),
+           Tensor(stack[5]), Tensor(stack[6]), Tensor(stack[7]), to_double(stack[8])},
+        row_grad(to_bool(stack[9])),
+        expected{to_bool(stack[10]), to_bool(stack[11]), shift_of(to_double(stack[12])),
+                 Tensor(stack[13]),  Tensor(stack[14]),  Tensor(stack[15])} {
     check_matrices(in);
     const double absent = -std::numeric_limits<double>::infinity();
     check(expected.shift == absent || in.positive.dim() == 2, "shift: expected -inf without a positive");
@@ -80,21 +81,27 @@ struct BackwardArguments {
   explicit BackwardArguments(const StableIValue* stack)
       : grad_pos(stack[0]),
         grad_lse(stack[1]),
-        in{Tensor(stack[2]), Tensor(stack[3]), Tensor(stack[4]), Tensor(stack[5]),
-           Tensor(stack[6]), Tensor(stack[7]), Tensor(stack[8]), to_double(stack[14])},
-        saved{Tensor(stack[9]), Tensor(stack[10]), Tensor(stack[11]), Tensor(stack[12]), Tensor(stack[13])},
-        wanted{to_bool(stack[15]), to_bool(stack[16]), to_bool(stack[17]), to_bool(stack[18]), to_bool(stack[19])} {
+        in{Tensor(stack[2]), Tensor(stack[3]), Tensor(stack[4]), Tensor(stack[5]),    Tensor(stack[6]),
+           Tensor(stack[7]), Tensor(stack[8]), Tensor(stack[9]), to_double(stack[15])},
+        saved{Tensor(stack[10]), Tensor(stack[11]), Tensor(stack[12]), Tensor(stack[13]), Tensor(stack[14])},
+        wanted{to_bool(stack[16]), to_bool(stack[17]), to_bool(stack[18]), to_bool(stack[19]), to_bool(stack[20])} {
     check_matrices(in, wanted.key || wanted.bias);
     check(in.positive.dim() == 2 || !wanted.positive, "positive: expected shape [N, D], got ", in.positive);
   }
 };
 
 // The inputs of `softplus_sum`. From `first` on the stack has query, key, scale, offset, bias, row_id, col_id, factor.
-// The op has no positive, which Inputs writes as an empty tensor of shape [0].
+// The op has no positive and no cap, which Inputs writes as empty tensors of shape [0].
 inline Inputs softplus_inputs(const StableIValue* first) {
-  return {Tensor(first[0]), Tensor(first[1]),   Tensor::empty({0}, aoti_torch_dtype_float32()),
-          Tensor(first[2]), Tensor(first[4]),   Tensor(first[5]),
-          Tensor(first[6]), to_double(first[7])};
+  return {Tensor(first[0]),
+          Tensor(first[1]),
+          Tensor::empty({0}, aoti_torch_dtype_float32()),
+          Tensor(first[2]),
+          Tensor(first[4]),
+          Tensor(first[5]),
+          Tensor(first[6]),
+          Tensor::empty({0}, aoti_torch_dtype_float32()),
+          to_double(first[7])};
 }
 
 struct SoftplusForwardArguments {

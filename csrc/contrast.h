@@ -50,6 +50,7 @@ struct Columns {
   const T* factor;        // [count] or null: multiplies a column when it is packed
   const T* panels;        // [panels][panel elements] from pack_panels; null: the walk packs one strip at a time
   const T* shift;         // [panels * panel width] or null: added to x; -inf takes a column out
+  const T* cap;           // [panels * panel width] or null: takes out x that exceed it before shifts are added
   const int64_t* id;      // [count] or null
   const Tag<T>* tag;      // [panels * panel width] or null: tags of the ids
   const T* value_factor;  // [count] or null: multiplies the value of a column
@@ -63,6 +64,7 @@ struct Pass {
   Matrix row_data;      // [rows, features]
   const T* row_factor;  // [rows] or null: multiplies a row when it is packed
   const T* row_shift;   // [rows] or null: added to x
+  const T* row_cap;     // [rows] or null: takes out x that exceed it before shifts are added
   const int64_t* row_id;
   Columns<T> columns;
   T* reduced;               // [rows], forward only: log-sum-exp or softplus sum of a row, in natural units

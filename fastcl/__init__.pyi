@@ -85,6 +85,7 @@ def dcl(
     weight: torch.Tensor | None = None,
     hardness: float | collections.abc.Mapping[str, float] | None = None,
     margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+    cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor: ...
 
 def dclw(
@@ -106,6 +107,7 @@ def dclw(
     weight: torch.Tensor | None = None,
     hardness: float | collections.abc.Mapping[str, float] | None = None,
     margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+    cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     weight_fn: collections.abc.Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = ...,
 ) -> torch.Tensor: ...
 
@@ -128,6 +130,7 @@ def debiased_infonce(
     weight: torch.Tensor | None = None,
     hardness: float | collections.abc.Mapping[str, float] | None = None,
     margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+    cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     tau_plus: float = 0.1,
     beta: float = 0.0,
 ) -> torch.Tensor: ...
@@ -151,6 +154,7 @@ def infonce(
     weight: torch.Tensor | None = None,
     hardness: float | collections.abc.Mapping[str, float] | None = None,
     margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+    cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor: ...
 
 def infonce_plus(
@@ -172,6 +176,7 @@ def infonce_plus(
     weight: torch.Tensor | None = None,
     hardness: float | collections.abc.Mapping[str, float] | None = None,
     margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+    cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     epsilon: float = 0.0,
     lam: float = 1.1,
 ) -> torch.Tensor: ...
@@ -195,6 +200,7 @@ def mine(
     weight: torch.Tensor | None = None,
     hardness: float | collections.abc.Mapping[str, float] | None = None,
     margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+    cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor: ...
 
 def mine_plus(
@@ -216,5 +222,6 @@ def mine_plus(
     weight: torch.Tensor | None = None,
     hardness: float | collections.abc.Mapping[str, float] | None = None,
     margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+    cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     lam: float = 1.1,
 ) -> torch.Tensor: ...

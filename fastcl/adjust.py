@@ -1,4 +1,4 @@
-"""What a caller may change about similarities on their way into a loss: weights of hard negatives, a margin.
+"""What a caller may change about similarities on their way into a loss: weights of hard negatives, a cap, a margin.
 
 Each is a rule for one kind of similarity, of negatives or of positives, and applies to every loss over rows. They are
 independent of each other, so they are arguments side by side. No loss formula belongs here, and no similarity is
@@ -19,6 +19,8 @@ Margin = Callable[[Tensor], Tensor]
 # Sources of negatives, by the names of the arguments that they come from.
 SOURCES = ("in_batch", "negative_keys", "queue")
 Hardness = float | Mapping[str, float]
+# A similarity, one for each row [N], or a function of the similarities of the positives [N] that returns such.
+Cap = float | Tensor | Callable[[Tensor], Tensor]
 
 
 class Adjustments(NamedTuple):
@@ -26,8 +28,9 @@ class Adjustments(NamedTuple):
 
     hardness: Hardness | None = None
     margin: Margin | None = None
+    cap: Cap | None = None
 
-    def check(self) -> None:
+    def check(self, n: int, device: torch.device) -> None:
         if isinstance(self.hardness, Mapping):
             for source, beta in self.hardness.items():
                 if source not in SOURCES:
@@ -35,7 +38,13 @@ class Adjustments(NamedTuple):
                 _check_hardness(beta)
         elif self.hardness is not None:
             _check_hardness(self.hardness)
-        _check_function("margin", self.margin)
+        if self.margin is not None and not callable(self.margin):
+            kind = type(self.margin).__name__
+            raise TypeError(f"margin: expected a function of the similarities [N] of positives, got {kind}")
+        if isinstance(self.cap, Tensor):
+            check_tensor("cap", self.cap, (n,), device)
+        elif self.cap is not None and not callable(self.cap):
+            check_constant("cap", self.cap, lambda _: True, "of any sign", "a number, a tensor or a function")
 
     def hardness_of(self, source: str) -> float:
         """beta for the negatives of one source; 0 where nothing is said of it."""
@@ -51,17 +60,23 @@ class Adjustments(NamedTuple):
         check_tensor("margin", moved, tuple(similarity.shape), similarity.device)
         return moved
 
+    def limit(self, similarity: Tensor) -> Tensor:
+        """The similarity [N] above which a row's negatives are left out, given those of the positives."""
+        if isinstance(self.cap, Tensor):
+            return self.cap.detach().to(similarity)
+        if not callable(self.cap):
+            assert self.cap is not None
+            return torch.full_like(similarity, self.cap)
+        limit = self.cap(similarity.detach())
+        check_tensor("cap", limit, tuple(similarity.shape), similarity.device)
+        return limit.detach().to(similarity)
+
 
 NOTHING = Adjustments()
 
 
 def _check_hardness(beta: Any) -> None:
     check_constant("hardness", beta, lambda x: x >= 0, "at least 0")
-
-
-def _check_function(name: str, function: Any) -> None:
-    if function is not None and not callable(function):
-        raise TypeError(f"{name}: expected a function of similarities [N], got {type(function).__name__}")
 
 
 class Harder(NamedTuple):

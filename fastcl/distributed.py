@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import Function
 
-from fastcl.adjust import Adjustments, Harder, Hardness, Margin, graded
+from fastcl.adjust import Adjustments, Cap, Harder, Hardness, Margin, graded
 from fastcl.arithmetic import compute_dtype, dot
 from fastcl.checks import as_ids, check_tensor, check_weight
 from fastcl.library import NONE
@@ -295,15 +295,16 @@ def ring(loss: Loss, group: Group = None) -> Loss:
         symmetric: bool = False,
         hardness: Hardness | None = None,
         margin: Margin | None = None,
+        cap: Cap | None = None,
         **constants: Any,
     ) -> Tensor:
-        adjust = Adjustments(hardness, margin)
+        adjust = Adjustments(hardness, margin, cap)
 
         def checked() -> tuple[int, object]:
             check_batch(query, positive_key, None, temperature, reduction, None)
             check_weight(weight, query.shape[0], query.device)
             every = {**constants, "temperature": temperature, "reduction": reduction, "normalize": normalize}
-            every |= {"hardness": hardness, "margin": margin}
+            every |= {"hardness": hardness, "margin": margin, "cap": cap}
             return _columns(query, positive_key, ids, log_q, None, symmetric, loss, every)
 
         sizes = agree(checked, group)
@@ -312,15 +313,21 @@ def ring(loss: Loss, group: Group = None) -> Loss:
         row_id = own_ids(sizes, query.device, group) if ids is None else as_ids("ids", ids, ("N",))
         scale = inverse(temperature, query, positive_key)
 
+        limit = None if cap is None else adjust.limit(dot(query, positive_key))
+
         def lse_at(factor: float) -> Tensor:
             at, bias, share = scale * factor, None if log_q is None else -log_q, None
             if beta := adjust.hardness_of("in_batch"):
                 at, bias, share = Harder.of(at, bias, beta)
             tensor, number = (at, 1.0) if isinstance(at, Tensor) else (NONE, at)
-            lse = RingLse.apply(query, positive_key, tensor, bias, row_id, number, sizes, group)
+            at = at.detach() if isinstance(at, Tensor) else at
+            capped = NONE if limit is None else limit * at
+            lse = RingLse.apply(query, positive_key, tensor, bias, row_id, capped, number, sizes, group)
             return lse if share is None else graded(lse, share)
 
         def count() -> Tensor:
+            if limit is not None:
+                raise ValueError("cap: expected none with a loss that averages over its negatives, got one")
             ordered = _Gather.apply(row_id, sizes, group).sort().values
             own = torch.searchsorted(ordered, row_id, right=True) - torch.searchsorted(ordered, row_id)
             return sum(sizes) - own

@@ -63,15 +63,24 @@ def chunks(n: int, m: int) -> Iterator[slice]:
     return (slice(a, min(n, a + step)) for a in range(0, max(1, n), step))
 
 
-def _where_ids_meet(x: Tensor, value: float, row_id: Tensor, col_id: Tensor, rows: slice) -> Tensor:
-    return x.masked_fill(row_id[rows, None] == col_id, value) if row_id.numel() else x
+def _put(x: Tensor, out: Tensor | None, value: float) -> Tensor:
+    return x if out is None else x.masked_fill(out, value)
 
 
-def _logits(q: Tensor, k: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor, rows: slice) -> Tensor:
+def _logits(
+    q: Tensor, k: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor, cap: Tensor, rows: slice
+) -> tuple[Tensor, Tensor | None]:
+    """Logits, -inf where a column is left out of a row's sum, and where that is: None if nowhere."""
     x = q[rows] @ k.T
+    out = None
+    if row_id.numel():
+        out = row_id[rows, None] == col_id
+    if cap.numel():
+        above = x > cap.to(x)[rows, None]
+        out = above if out is None else out | above
     if bias.numel():
         x = x + bias.to(x)
-    return _where_ids_meet(x, -torch.inf, row_id, col_id, rows)
+    return _put(x, out, -torch.inf), out
 
 
 @no_autocast
@@ -83,6 +92,7 @@ def forward(
     bias: Tensor,  # [M], or [0]
     row_id: Tensor,  # [N], or [0]
     col_id: Tensor,  # [M], or [0]
+    cap: Tensor,  # [N], or [0]
     factor: float,
     row_grad: bool,
     *expected: Any,  # sums over columns on the way are for the compiled kernels
@@ -95,10 +105,10 @@ def forward(
     scaled = q * s[:, None]
     lse, mean_key = [], []
     for rows in chunks(n, m):
-        x = _logits(scaled, k, bias, row_id, col_id, rows)
+        x, out = _logits(scaled, k, bias, row_id, col_id, cap, rows)
         lse.append(logsumexp(x))
         if row_grad:
-            mean_key.append(_where_ids_meet(softmax_weights(x, lse[-1]), 0.0, row_id, col_id, rows) @ k)
+            mean_key.append(_put(softmax_weights(x, lse[-1]), out, 0.0) @ k)
     nothing = (q.new_empty(0) for _ in range(3))  # each one of its own: an op's results must not share memory
     return pos, torch.cat(lse), torch.cat(mean_key) if row_grad else q.new_empty(0), *nothing
 
@@ -114,6 +124,7 @@ def backward(
     bias: Tensor,
     row_id: Tensor,
     col_id: Tensor,
+    cap: Tensor,
     lse: Tensor,
     mean_key: Tensor,
     expected: Tensor,
@@ -151,8 +162,8 @@ def backward(
             d_bias = k.new_zeros(k.shape[0])
         scaled = q * s[:, None]
         for rows in chunks(q.shape[0], k.shape[0]):
-            x = _logits(scaled, k, bias, row_id, col_id, rows)
-            w = _where_ids_meet(softmax_weights(x, lse[rows]), 0.0, row_id, col_id, rows) * grad_lse[rows, None]
+            x, out = _logits(scaled, k, bias, row_id, col_id, cap, rows)
+            w = _put(softmax_weights(x, lse[rows]), out, 0.0) * grad_lse[rows, None]
             if key_grad:
                 d_key = torch.addmm(d_key, w.T, scaled[rows])
             if bias_grad:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastcl.adjust import NOTHING, Adjustments, Hardness, Margin
+from fastcl.adjust import NOTHING, Adjustments, Cap, Hardness, Margin
 from fastcl.arithmetic import dot, softplus
 from fastcl.checks import check_constant, check_tensor, check_weight, positive_number
 from fastcl.normalize import normalized_together
@@ -70,6 +70,7 @@ def _public(formula: Callable[..., Tensor], beside: Callable[..., float] | None)
         weight: Tensor | None = None,  # [N]
         hardness: Hardness | None = None,
         margin: Margin | None = None,
+        cap: Cap | None = None,
         **constants: Any,
     ) -> Tensor:
         check_batch(query, positive_key, negative_keys, temperature, reduction, negative_mode)
@@ -81,9 +82,9 @@ def _public(formula: Callable[..., Tensor], beside: Callable[..., float] | None)
                 query, positive_key, negative_keys = normalized_together(query, positive_key, negative_keys)
         negatives = Negatives(negative_keys, in_batch, queue, ids, negative_ids, log_q, negative_log_q)
         adjust = NOTHING
-        if hardness is not None or margin is not None:
-            adjust = Adjustments(hardness, margin)
-            adjust.check()
+        if hardness is not None or margin is not None or cap is not None:
+            adjust = Adjustments(hardness, margin, cap)
+            adjust.check(query.shape[0], query.device)
         # With reduction="none" the gradient that comes back to a row is not known beforehand.
         expected = None
         if beside is not None and reduction != "none":
@@ -163,6 +164,11 @@ def infonce(rows: Rows) -> Tensor:
             negative_keys and queue. It costs nothing: the sum is one at the scale 1 / T + beta.
         margin: a function of the positives' similarities [N], cosines if the loss normalises, that returns those which
             the loss takes in their place: `fastcl.cosface(0.35)`, `fastcl.arcface(0.5)`, or one of your own.
+        cap: leaves out likely false negatives: those whose similarity <q_i, k_j> is above a number, above one for each
+            row [N], or above what a function makes of the positives' similarities [N]: `lambda s: s + 0.1` (the rule of
+            Qwen3-Embedding, Zhang et al. 2025, Eq. 2), `lambda s: 0.95 * s` (NV-Retriever, Moreira et al. 2024). The
+            gradient is that of the sum without them. ValueError with a loss that averages over its negatives (mine,
+            mine_plus, debiased_infonce): how many are left is not known.
 
     Returns: float32, or float64 if query or any keys are float64 (dtypes may be mixed), [] or [N]. A row without
     negatives has loss 0 and zero gradient, and counts in the mean. A batch without rows (N = 0) has loss 0, as sum and

@@ -25,6 +25,7 @@ class InfoNCE(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None: ...
     def forward(
         self,
@@ -46,6 +47,7 @@ class InfoNCE(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> torch.Tensor: ...
     def __call__(
         self,
@@ -67,6 +69,7 @@ class InfoNCE(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> torch.Tensor: ...
 
 class DCL(LossModule):
@@ -87,6 +90,7 @@ class DCL(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None: ...
     def forward(
         self,
@@ -108,6 +112,7 @@ class DCL(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> torch.Tensor: ...
     def __call__(
         self,
@@ -129,6 +134,7 @@ class DCL(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> torch.Tensor: ...
 
 class DCLW(LossModule):
@@ -149,6 +155,7 @@ class DCLW(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         weight_fn: collections.abc.Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = ...,
     ) -> None: ...
     def forward(
@@ -171,6 +178,7 @@ class DCLW(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         weight_fn: collections.abc.Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = ...,
     ) -> torch.Tensor: ...
     def __call__(
@@ -193,6 +201,7 @@ class DCLW(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         weight_fn: collections.abc.Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = ...,
     ) -> torch.Tensor: ...
 
@@ -214,6 +223,7 @@ class DebiasedInfoNCE(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         tau_plus: float = 0.1,
         beta: float = 0.0,
     ) -> None: ...
@@ -237,6 +247,7 @@ class DebiasedInfoNCE(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         tau_plus: float = 0.1,
         beta: float = 0.0,
     ) -> torch.Tensor: ...
@@ -260,6 +271,7 @@ class DebiasedInfoNCE(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         tau_plus: float = 0.1,
         beta: float = 0.0,
     ) -> torch.Tensor: ...
@@ -282,6 +294,7 @@ class InfoNCEPlus(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         epsilon: float = 0.0,
         lam: float = 1.1,
     ) -> None: ...
@@ -305,6 +318,7 @@ class InfoNCEPlus(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         epsilon: float = 0.0,
         lam: float = 1.1,
     ) -> torch.Tensor: ...
@@ -328,6 +342,7 @@ class InfoNCEPlus(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         epsilon: float = 0.0,
         lam: float = 1.1,
     ) -> torch.Tensor: ...
@@ -350,6 +365,7 @@ class MINE(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None: ...
     def forward(
         self,
@@ -371,6 +387,7 @@ class MINE(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> torch.Tensor: ...
     def __call__(
         self,
@@ -392,6 +409,7 @@ class MINE(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> torch.Tensor: ...
 
 class MINEPlus(LossModule):
@@ -412,6 +430,7 @@ class MINEPlus(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         lam: float = 1.1,
     ) -> None: ...
     def forward(
@@ -434,6 +453,7 @@ class MINEPlus(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         lam: float = 1.1,
     ) -> torch.Tensor: ...
     def __call__(
@@ -456,6 +476,7 @@ class MINEPlus(LossModule):
         weight: torch.Tensor | None = None,
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         lam: float = 1.1,
     ) -> torch.Tensor: ...
 

@@ -18,15 +18,15 @@ from fastcl.library import LIBRARY, NONE, handed_over, implement, none_for, scal
 
 LIBRARY.define(
     "contrast_forward(Tensor query, Tensor key, Tensor positive, Tensor scale, Tensor bias, "
-    "Tensor row_id, Tensor col_id, float factor, bool row_grad, bool key_grad, bool bias_grad, "
+    "Tensor row_id, Tensor col_id, Tensor cap, float factor, bool row_grad, bool key_grad, bool bias_grad, "
     "float shift, Tensor row_shift, Tensor rest, Tensor row_weight) "
     "-> (Tensor pos, Tensor lse, Tensor mean_key, Tensor expected, Tensor key_sum, Tensor bias_sum)"
 )
 LIBRARY.define(
     "contrast_backward(Tensor grad_pos, Tensor grad_lse, Tensor query, Tensor key, Tensor positive, Tensor scale, "
-    "Tensor bias, Tensor row_id, Tensor col_id, Tensor lse, Tensor mean_key, Tensor expected, Tensor key_sum, "
-    "Tensor bias_sum, float factor, bool query_grad, bool key_grad, bool positive_grad, bool scale_grad, "
-    "bool bias_grad) "
+    "Tensor bias, Tensor row_id, Tensor col_id, Tensor cap, Tensor lse, Tensor mean_key, Tensor expected, "
+    "Tensor key_sum, Tensor bias_sum, float factor, bool query_grad, bool key_grad, bool positive_grad, "
+    "bool scale_grad, bool bias_grad) "
     "-> (Tensor grad_query, Tensor grad_key, Tensor grad_positive, Tensor grad_scale, Tensor grad_bias)"
 )
 
@@ -41,8 +41,8 @@ implement("contrast_backward", fallback.backward)
 
 @torch.library.register_fake("fastcl::contrast_forward", lib=LIBRARY)
 def _(query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor,
-      factor: float, row_grad: bool, key_grad: bool, bias_grad: bool, shift: float, row_shift: Tensor, rest: Tensor,
-      row_weight: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
+      cap: Tensor, factor: float, row_grad: bool, key_grad: bool, bias_grad: bool, shift: float, row_shift: Tensor,
+      rest: Tensor, row_weight: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
     dtype = compute_dtype(query, key, positive)
     n, d = query.shape
     m = key.shape[0]
@@ -58,9 +58,9 @@ def _(query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor,
 
 @torch.library.register_fake("fastcl::contrast_backward", lib=LIBRARY)
 def _(grad_pos: Tensor, grad_lse: Tensor, query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor,
-      row_id: Tensor, col_id: Tensor, lse: Tensor, mean_key: Tensor, expected: Tensor, key_sum: Tensor,
-      bias_sum: Tensor, factor: float, query_grad: bool, key_grad: bool, positive_grad: bool, scale_grad: bool,
-      bias_grad: bool) -> tuple[Tensor, ...]:  # fmt: skip
+      row_id: Tensor, col_id: Tensor, cap: Tensor, lse: Tensor, mean_key: Tensor, expected: Tensor,
+      key_sum: Tensor, bias_sum: Tensor, factor: float, query_grad: bool, key_grad: bool, positive_grad: bool,
+      scale_grad: bool, bias_grad: bool) -> tuple[Tensor, ...]:  # fmt: skip
     def like(wanted: bool, t: Tensor, shape: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
         return t.new_empty(shape if wanted else (0,), dtype=dtype if wanted else lse.dtype)
 
@@ -78,7 +78,7 @@ backward_op = torch.ops.fastcl.contrast_backward.default
 
 
 # Of the tensors that `contrast` hands over, as their caller calls them.
-_NAMES = ("query", "key", "positive", "scale", "bias", "row_id", "col_id", "row_shift", "rest", "weight")
+_NAMES = ("query", "key", "positive", "scale", "bias", "row_id", "col_id", "cap", "row_shift", "rest", "weight")
 # The ops' arguments where nothing is expected: no sums over columns wanted, and none saved.
 PLAIN = (False, False, -math.inf, NONE, NONE, NONE)
 NO_SUMS = (NONE, NONE, NONE)
@@ -145,12 +145,12 @@ class _Backward(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[:11])
-        ctx.factor, *ctx.wanted = inputs[14:]
+        ctx.save_for_backward(*inputs[:12])
+        ctx.factor, *ctx.wanted = inputs[15:]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        row_id, col_id, lse, mean_key = ctx.saved_tensors[7:]
+        row_id, col_id, cap, lse, mean_key = ctx.saved_tensors[7:]
         differentiable = ctx.saved_tensors[:7]
         query_grad, key_grad, positive_grad, scale_grad, bias_grad = ctx.wanted
         sums = query_grad or key_grad or scale_grad or bias_grad
@@ -161,12 +161,12 @@ class _Backward(Function):
             )
 
         def first_order(grad_pos: Tensor, grad_lse: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-            again = fallback.forward(*inputs, row_id, col_id, ctx.factor, True)[1:3] if sums else (lse, mean_key)
-            saved = (row_id, col_id, *again, *NO_SUMS)
+            again = fallback.forward(*inputs, row_id, col_id, cap, ctx.factor, True)[1:3] if sums else (lse, mean_key)
+            saved = (row_id, col_id, cap, *again, *NO_SUMS)
             return fallback.backward(grad_pos, grad_lse, *inputs, *saved, ctx.factor, *ctx.wanted)
 
         pull_back = torch.func.vjp(first_order, *differentiable)[1]
-        found = (*pull_back(grads), *(None,) * 13)
+        found = (*pull_back(grads), *(None,) * 14)
         return tuple(g if needed else None for g, needed in zip(found, ctx.needs_input_grad, strict=True))
 
 
@@ -190,24 +190,24 @@ def _grads(ctx: Any, grad_pos: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
 class _Eager(Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor, row_id: Tensor,
-                col_id: Tensor, row_shift: Tensor, rest: Tensor, row_weight: Tensor, factor: float, shift: float,
-                expecting: bool) -> Any:  # fmt: skip
+                col_id: Tensor, cap: Tensor, row_shift: Tensor, rest: Tensor, row_weight: Tensor, factor: float,
+                shift: float, expecting: bool) -> Any:  # fmt: skip
         needs = ctx.needs_input_grad
         pos, lse, *rows = forward_op(
-            query, key, positive, scale, bias, row_id, col_id, factor, needs[0] or needs[3],
+            query, key, positive, scale, bias, row_id, col_id, cap, factor, needs[0] or needs[3],
             expecting and needs[1], expecting and needs[4], shift, row_shift, rest, row_weight,
         )  # fmt: skip
         ctx.factor = factor
         if not (needs[1] or needs[4]):
             # Frozen columns take no part in the backward pass. Not saving them is what lets a queue be overwritten in
             # between.
-            key = bias = col_id = none_for(query)
-        ctx.save_for_backward(query, key, positive, scale, bias, row_id, col_id, lse, *rows)
+            key = bias = col_id = cap = none_for(query)
+        ctx.save_for_backward(query, key, positive, scale, bias, row_id, col_id, cap, lse, *rows)
         return pos, lse
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return *_grads(ctx, *grads), *(None,) * 8
+        return *_grads(ctx, *grads), *(None,) * 9
 
 
 class _Functorch(Function):
@@ -229,7 +229,7 @@ class _Functorch(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_pos: Tensor, grad_lse: Tensor, _: Any) -> Any:
-        return *_grads(ctx, grad_pos, grad_lse), *(None,) * 3
+        return *_grads(ctx, grad_pos, grad_lse), *(None,) * 4
 
 
 def contrast(
@@ -241,11 +241,13 @@ def contrast(
     bias: Tensor | None = None,  # [M]
     row_id: Tensor | None = None,  # [N]
     col_id: Tensor | None = None,  # [M]
+    cap: Tensor | None = None,  # [N]
 ) -> tuple[Tensor | None, Tensor]:
     """The two numbers per row that every contrastive loss is made of, without storing the N x M logits.
 
         pos_i = scale_i <q_i, p_i>
-        lse_i = log sum over { j : row_id_i != col_id_j } of exp(scale_i <q_i, k_j> + bias_j)
+        lse_i = log sum over { j : row_id_i != col_id_j, x_ij <= cap_i } of exp(x_ij + bias_j)
+        x_ij = scale_i <q_i, k_j>
 
     Args:
         query: [N, D], float64, float32, bfloat16 or float16, any strides.
@@ -257,17 +259,19 @@ def contrast(
             out.
         row_id, col_id: [N] and [M], any integer dtype, both or neither: a column whose id equals the row's is left out
             of that row's sum.
+        cap: [N], floating: a column whose scaled similarity scale_i <q_i, k_j>, without its bias, exceeds cap_i is left
+            out of row i's sum. It has no gradient. Similarities within rounding of the cap may be taken either way.
 
     Returns:
         (pos [N] or None, lse [N]), float32, or float64 if query, key or positive is. A row with nothing to sum has lse
         = -inf and zero gradient. NaN inputs give NaN in the rows they touch.
 
     Infinities: logits are what float arithmetic makes of the inputs. A row with a logit of +inf (an infinite input, a
-    bias of +inf, overflow) has lse = +inf, or NaN if another of its logits is NaN; a column taken out by its id is no
-    logit. As exp(logit - lse) is NaN where both are +inf, such a row passes NaN on to its query and scale and to the
-    key and bias of every column whose logit is +inf, and to nothing else; other rows never notice. A logit beyond 6e29
-    in size (6e299 in float64) may count as infinite. On CUDA an infinite entry of a float32 query or key may give NaN
-    for every logit that it takes part in.
+    bias of +inf, overflow) has lse = +inf, or NaN if another of its logits is NaN; a column taken out by its id or the
+    cap is no logit. As exp(logit - lse) is NaN where both are +inf, such a row passes NaN on to its query and scale and
+    to the key and bias of every column whose logit is +inf, and to nothing else; other rows never notice. A logit
+    beyond 6e29 in size (6e299 in float64) may count as infinite. On CUDA an infinite entry of a float32 query or key
+    may give NaN for every logit that it takes part in.
 
     Gradients: query, key, positive, scale and bias; only what is needed is computed. Keys without requires_grad cost no
     backward product and are not saved: their storage may be overwritten between forward and backward. Backward may run
@@ -287,7 +291,7 @@ def contrast(
     >>> [round(v, 4) for v in lse.tolist()]  # log(e^2 + e^0 + e^2), twice
     [2.7586, 2.7586]
     """
-    return contrast_expecting(None, query, key, positive, scale=scale, bias=bias, row_id=row_id, col_id=col_id)
+    return contrast_expecting(None, query, key, positive, scale=scale, bias=bias, row_id=row_id, col_id=col_id, cap=cap)
 
 
 def contrast_expecting(
@@ -300,6 +304,7 @@ def contrast_expecting(
     bias: Tensor | None = None,
     row_id: Tensor | None = None,
     col_id: Tensor | None = None,
+    cap: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """`contrast` for losses, which may know what they will send back: for speed alone (see `Expected`)."""
     matrix("query", query)
@@ -309,9 +314,11 @@ def contrast_expecting(
         matrix("positive", positive, n, d, device)
     check_scale("scale", scale, n, device)
     row_id, col_id = check_columns(n, key.shape[0], device, bias, row_id, col_id)
+    if cap is not None:
+        vector("cap", cap, n, device)
     if expected is not None:
         expected.check(n, device, positive is not None)
-    return contrast_checked(expected, query, key, positive, scale, bias, row_id, col_id)
+    return contrast_checked(expected, query, key, positive, scale, bias, row_id, col_id, cap)
 
 
 def contrast_checked(
@@ -323,6 +330,7 @@ def contrast_checked(
     bias: Tensor | None,
     row_id: Tensor | None,
     col_id: Tensor | None,
+    cap: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """`contrast_expecting` for a caller that has checked its arguments under the names its own caller knows."""
     none = none_for(query)
@@ -331,12 +339,13 @@ def contrast_checked(
     expecting = expected is not None and query.is_cpu and not fallback.FORCED
     shift, *vectors = expected if expected is not None and expecting else (-math.inf, None, None, None)
     shift = _in_json(shift)
-    given = (query, key, positive, scale_t, bias, row_id, col_id, *vectors)
+    cap = None if cap is None else cap.detach()
+    given = (query, key, positive, scale_t, bias, row_id, col_id, cap, *vectors)
     tensors = handed_over(_NAMES, given, none)
     if functorch_active() or forward_ad._current_level >= 0:  # which has an answer or refuses, as forward mode
-        pos, lse, _ = _Functorch.apply(*tensors[:7], factor)
+        pos, lse, _ = _Functorch.apply(*tensors[:8], factor)
     elif torch.is_grad_enabled() and any([t.requires_grad for t in tensors[:5]]):
         pos, lse = _Eager.apply(*tensors, factor, shift, expecting)
     else:
-        pos, lse, *_ = forward_op(*tensors[:7], factor, False, False, False, shift, none, none, none)
+        pos, lse, *_ = forward_op(*tensors[:8], factor, False, False, False, shift, none, none, none)
     return (None if positive is None else pos), lse

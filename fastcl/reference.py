@@ -54,16 +54,20 @@ def contrast(
     bias: Tensor | None = None,
     row_id: Tensor | None = None,
     col_id: Tensor | None = None,
+    cap: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """pos_i = s_i <q_i, p_i> and lse_i = log sum over {j: row_id_i != col_id_j} of exp(s_i <q_i, k_j> + b_j)."""
+    """pos_i = s_i <q_i, p_i> and lse_i = log sum over {j: row_id_i != col_id_j, x_ij <= cap_i} of exp(x_ij + b_j)."""
     dtype = _result_dtype(query, key, positive, scale, bias)
     scale = _finite_or_nan(scale)
     logits = _similarity(query, key, dtype) * _column(scale)
+    above = None if cap is None else logits > cap[:, None]
     if bias is not None:
         logits = logits + bias.to(dtype)
+    if above is not None:
+        logits = logits.masked_fill(above, _NEVER)
     if row_id is not None and col_id is not None:
         logits = logits.masked_fill(row_id[:, None] == col_id, _NEVER)
-    maskable = bias is not None or row_id is not None
+    maskable = bias is not None or row_id is not None or cap is not None
     lse = _logsumexp(logits) if maskable else torch.logsumexp(logits, 1)
     if positive is None:
         return None, lse.to(dtype)
@@ -266,6 +270,7 @@ def _rows(
     negative_log_q: Tensor | None = None,
     hardness: Any = None,
     margin: Callable[[Tensor], Tensor] | None = None,
+    cap: Any = None,
 ) -> Tensor:
     """One loss per row: `head(pos [N], negative logits [N, C] with -inf where excluded, columns not excluded [N])`."""
     if normalize:
@@ -286,6 +291,7 @@ def _rows(
 
     dtype = _result_dtype(query, positive_key, temperature, log_q, *(keys for keys, *_ in segments))
     pos = _dot(query, positive_key, dtype)
+    limit = cap(pos.detach()) if callable(cap) and not isinstance(cap, Tensor) else cap
     pos = (pos if margin is None else margin(pos)) / temperature
     if log_q is not None:
         pos = pos - log_q.to(dtype)
@@ -301,6 +307,8 @@ def _rows(
         kept = torch.ones_like(block, dtype=torch.bool)
         if row_id is not None and col_id is not None:
             kept = row_id[:, None] != col_id
+        if limit is not None:
+            kept = kept & (similarity.detach() <= _column(limit))
         logits.append(block.masked_fill(~kept, _NEVER))
         keep.append(kept)
     neg, count = torch.cat(logits, 1), torch.cat(keep, 1).sum(1)

@@ -91,6 +91,7 @@ class RingLse(Function):
         scale: Tensor,  # [], [N], or [0]
         bias: Tensor | None,  # [N] of key; not [0] for none, since a rank without rows takes part in what travels
         ids: Tensor,  # [N] of query and of key
+        cap: Tensor,  # [N], or [0] for none
         factor: float,
         sizes: list[int],
         group: Group,
@@ -105,7 +106,7 @@ class RingLse(Function):
                 block = _pass_on(block, group)
             columns = _cut(block, size)
             _, part, mean, *_ = ops.forward_op(
-                query, columns[0], NONE, scale, columns[2], ids, columns[1], factor, row_grad, *ops.PLAIN
+                query, columns[0], NONE, scale, columns[2], ids, columns[1], cap, factor, row_grad, *ops.PLAIN
             )
             if lse is None or mean_key is None:
                 lse, mean_key = part, mean
@@ -115,7 +116,7 @@ class RingLse(Function):
                 before, now = (softmax_weights(x[:, None], total) for x in (lse, part))
                 mean_key = before * mean_key + now * mean
             lse = total
-        ctx.save_for_backward(query, key, scale, bias, ids, lse, mean_key)
+        ctx.save_for_backward(query, key, scale, bias, ids, cap, lse, mean_key)
         assert lse is not None
         return lse
 
@@ -124,7 +125,7 @@ class RingLse(Function):
         if torch.is_grad_enabled():
             # Not once_differentiable: second derivatives then came out wrong without a word.
             raise RuntimeError("fastcl.distributed.ring: double backward (create_graph=True) is not supported")
-        query, key, scale, bias, ids, lse, mean_key = ctx.saved_tensors
+        query, key, scale, bias, ids, cap, lse, mean_key = ctx.saved_tensors
         need_query, need_key, need_scale, need_bias = ctx.needs_input_grad[:4]
         grad = grad.contiguous()
         block = _columns(key, ids, bias, ctx.sizes)
@@ -137,7 +138,7 @@ class RingLse(Function):
             columns = _cut(block, size)
             rows = step == 0  # the queries' side is done at once, by mean_key
             found = ops.backward_op(
-                lse.new_empty(0), grad, query, columns[0], NONE, scale, columns[2], ids, columns[1], lse, mean_key,
+                lse.new_empty(0), grad, query, columns[0], NONE, scale, columns[2], ids, columns[1], cap, lse, mean_key,
                 *ops.NO_SUMS, ctx.factor, need_query and rows, need_key, False, need_scale and rows, need_bias,
             )  # fmt: skip
             if rows:
@@ -156,7 +157,7 @@ class RingLse(Function):
             sums[0][: len(key)].to(key.dtype) if need_key else None,
             d_scale if need_scale else None,
             sums[-1][: len(key)].to(bias.dtype) if bias is not None and need_bias else None,
-            *(None,) * 4,
+            *(None,) * 5,
         )
 
 

@@ -138,13 +138,15 @@ def rows_of(
             row_id = col_id = torch.arange(n, device=query.device)
         matches.append((None, None) if row_id is None or col_id is None else (row_id, col_id))
 
+    limit = None if adjust.cap is None else adjust.limit(dot(query, positive_key))
+
     def merged(
         scale: float | Tensor, positive: Tensor | None, expected: Expected | None = None
     ) -> tuple[Tensor | None, Tensor]:
         pos: Tensor | None = None
         total = None
         if private is not None:
-            total = _private_lse(query, private, scale, given, adjust.hardness_of("negative_keys"))
+            total = _private_lse(query, private, scale, given, adjust.hardness_of("negative_keys"), limit)
         for nth, (segment, (row_id, col_id)) in enumerate(zip(segments, matches, strict=True), start=1):
             bias = None if segment.log_q is None else -segment.log_q
             at, share = scale, None
@@ -163,6 +165,7 @@ def rows_of(
                 bias,
                 row_id,
                 col_id,
+                None if limit is None else limit * at,
             )
             if share is not None:
                 lse = graded(lse, share)
@@ -184,10 +187,16 @@ def rows_of(
             pos = pos - given.log_q.to(pos)
         _, lse = merged(scale, None, None if expected is None else expected.with_positive(pos))
     sizes = [segment.size() for segment in segments]
+
+    def count() -> Tensor:
+        if limit is not None:
+            raise ValueError("cap: expected none with a loss that averages over its negatives, got one")
+        return _count(n, matches, sizes, private, given, query.device)
+
     return Rows(
         pos,
         lse,
-        count=lambda: _count(n, matches, sizes, private, given, query.device),
+        count=count,
         lse_at=lambda factor: merged(scale * factor, None)[1],
         pairs=((query, positive_key),),
         scale=scale,
@@ -244,7 +253,9 @@ def _no_source() -> ValueError:
     return ValueError("in_batch: expected True, negative_keys or a queue, got no source of negatives")
 
 
-def _private_lse(query: Tensor, keys: Tensor, scale: float | Tensor, given: Negatives, beta: float) -> Tensor:
+def _private_lse(
+    query: Tensor, keys: Tensor, scale: float | Tensor, given: Negatives, beta: float, limit: Tensor | None
+) -> Tensor:
     """The sum over keys [N, K, D] of which each row has its own: N * K logits are no more than the keys themselves."""
     similarity = private_similarity(query, keys)
     logits = similarity * (scale[:, None] if isinstance(scale, Tensor) and scale.dim() else scale)
@@ -254,6 +265,8 @@ def _private_lse(query: Tensor, keys: Tensor, scale: float | Tensor, given: Nega
         logits = logits - given.key_log_q.to(logits)
     if given.ids is not None and given.key_ids is not None:
         logits = logits.masked_fill(given.key_ids == given.ids[:, None], -torch.inf)
+    if limit is not None:
+        logits = logits.masked_fill(similarity > limit[:, None], -torch.inf)
     # The gradient of logsumexp in a row of -inf alone is NaN; such a row gets a constant instead.
     empty = (logits == -torch.inf).all(1)
     return torch.logsumexp(logits.masked_fill(empty[:, None], 0.0), 1).masked_fill(empty, -torch.inf)

@@ -207,7 +207,7 @@ def linear_cross_entropy(
     check_constant("label_smoothing", label_smoothing, lambda x: 0 <= x <= 1, "from 0 to 1")
     check_constant("z_loss", z_loss, lambda x: x >= 0, "at least 0")
     adjust = NOTHING if margin is None else Adjustments(margin=margin)
-    adjust.check()
+    adjust.check(n, input.device)
     if margin is not None and label_smoothing:
         raise ValueError("margin: expected none with label_smoothing, got one")
     ignored = target == ignore_index

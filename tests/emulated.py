@@ -27,7 +27,7 @@ class CProblem(Structure):
         ("rows", c_int64), ("columns", c_int64), ("features", c_int64), ("dtype", c_int32), ("tf32", c_bool),
         ("multiprocessors", c_int32), ("query", c_void_p), ("key", c_void_p), ("positive", c_void_p),
         ("scale", c_void_p), ("one_scale", c_bool), ("factor", c_double), ("bias", c_void_p),
-        ("row_id", c_void_p), ("col_id", c_void_p), ("reducer", c_int32), ("offset", c_void_p),
+        ("row_id", c_void_p), ("col_id", c_void_p), ("reducer", c_int32), ("offset", c_void_p), ("cap", c_void_p),
     )  # fmt: skip
 
 
@@ -152,10 +152,11 @@ class Kernels:
         bias: Tensor | None = None,
         row_id: Tensor | None = None,
         col_id: Tensor | None = None,
+        cap: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor]:
         """As `fastcl.contrast`."""
-        (query, key, positive), (scale_t, bias), factor = _as_one_type((query, key, positive), scale, bias)
-        pos, lse = _Contrast.apply(self, query, key, positive, scale_t, bias, row_id, col_id, factor)
+        (query, key, positive), (scale_t, bias, cap), factor = _as_one_type((query, key, positive), scale, bias, cap)
+        pos, lse = _Contrast.apply(self, query, key, positive, scale_t, bias, row_id, col_id, cap, factor)
         return (None if positive is None else pos), lse
 
     def softplus_sum(
@@ -210,14 +211,16 @@ def _compute_type(t: Tensor) -> Tensor:
 class _Contrast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kernels: Kernels, query: Tensor, key: Tensor, positive: Tensor | None, scale: Tensor | None,
-                bias: Tensor | None, row_id: Tensor | None, col_id: Tensor | None, factor: float) -> Any:  # fmt: skip
+                bias: Tensor | None, row_id: Tensor | None, col_id: Tensor | None, cap: Tensor | None,
+                factor: float) -> Any:  # fmt: skip
         problem = kernels.problem(query, key, positive, scale, bias, row_id, col_id, factor)
+        problem.cap = _pointer(cap)
         n, d = query.shape
         wide = _compute_type(query)
         pos, lse = _nan(positive is not None, wide, n), _nan(True, wide, n)
         mean_key = _nan(ctx.needs_input_grad[1] or ctx.needs_input_grad[4], wide, n, d)
         kernels.forward(problem, COutputs(*map(_pointer, (pos, lse, mean_key)), None), query, key, mean_key)
-        ctx.save_for_backward(query, key, positive, scale, bias, row_id, col_id, lse, mean_key)
+        ctx.save_for_backward(query, key, positive, scale, bias, row_id, col_id, cap, lse, mean_key)
         ctx.kernels, ctx.problem = kernels, problem
         return wide if pos is None else pos, lse
 
@@ -234,7 +237,7 @@ class _Contrast(torch.autograd.Function):
         ctx.kernels.backward(ctx.problem, g, query, key, d_key)
         if d_scale is not None and scale.dim() == 0:
             d_scale = d_scale.sum()
-        return None, d_query, d_key, d_positive, d_scale, d_bias, None, None, None
+        return None, d_query, d_key, d_positive, d_scale, d_bias, None, None, None, None
 
 
 class _SoftplusSum(torch.autograd.Function):

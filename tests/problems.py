@@ -34,6 +34,7 @@ class Problem:
     scale: str = "float"  # float, zero, negative, tensor, zero_tensor, negative_tensor, rows, mixed_rows
     bias: str = "none"  # none, finite, some_inf, all_inf
     ids: str = "none"  # none, few (many collisions, rows may end empty), many, all_equal
+    cap: str = "none"  # none, some (below about a third of the columns), mixed (all, none and some)
     needs: frozenset[str] = field(default_factory=lambda: frozenset(INPUTS))
     seed: int = 0
 
@@ -79,6 +80,14 @@ class Problem:
             kinds = {"few": 3, "many": 1000, "all_equal": 1}[self.ids]
             rest["row_id"] = torch.randint(kinds, (self.n,), generator=g) - 1
             rest["col_id"] = torch.randint(kinds, (self.m,), generator=g) - 1
+        if self.cap != "none":
+            scale = tensors.get("scale", torch.tensor(rest.get("scale", 1.0))).double()
+            logits = tensors["query"].double() @ tensors["key"].double().T * (scale[:, None] if scale.dim() else scale)
+            cap = between(logits)
+            if self.cap == "mixed":
+                kind = torch.arange(self.n) % 3
+                cap = torch.where(kind == 0, -torch.inf, torch.where(kind == 1, torch.inf, cap))
+            rest["cap"] = cap.to(wide)
         return tensors, rest
 
     def largest_logit(self) -> float:
@@ -121,9 +130,21 @@ def problems(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = DTYPES) -> Probl
         scale=scale,
         bias=bias,
         ids=draw(st.sampled_from(["none", "few", "many", "all_equal"])),
+        cap=draw(st.sampled_from(["none", "none", "some", "mixed"])),
         needs=frozenset(draw(st.sets(st.sampled_from(present), min_size=1))),
         seed=draw(st.integers(0, 1000)),
     )
+
+
+def between(logits: Tensor) -> Tensor:
+    """For each row a number that no logit is near: the middle of the widest gap of the upper half, or infinity."""
+    n, m = logits.shape
+    if m < 2:
+        return torch.full((n,), torch.inf, dtype=logits.dtype)
+    upper = logits.sort(1).values[:, m // 2 - 1 :]
+    gap, at = upper.diff(dim=1).max(1)
+    middle = upper.gather(1, at[:, None])[:, 0] + gap / 2
+    return middle.masked_fill(gap < 1e-3 * (1 + upper.abs().amax(1)), torch.inf)
 
 
 # Rows with nothing in their sum: no columns, or all of them out by id or bias.
@@ -134,6 +155,7 @@ WITH_EMPTY_ROWS = (
     Problem(4, 6, 5, BF16, BF16, ids="all_equal", scale="tensor"),
     Problem(40, 2, 5, F32, F32, ids="few", bias="some_inf", scale="mixed_rows"),
     Problem(1, 1, 1, F32, F32, ids="all_equal"),
+    Problem(33, 40, 5, F32, F32, cap="mixed", bias="some_inf", ids="few"),
 )
 
 

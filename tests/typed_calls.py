@@ -26,6 +26,9 @@ fastcl.infonce(x, x, epsilon=0.5)  # wrong
 fastcl.infonce(x, x, None, 0.1, "mean", None, False)  # wrong
 fastcl.infonce(x, x, hardness=5.0, margin=fastcl.cosface(0.3))
 fastcl.infonce(x, x, hardness={"in_batch": 5.0}, margin=lambda similarity: similarity - 0.1)
+fastcl.infonce(x, x, cap=0.9)
+fastcl.infonce(x, x, cap=lambda similarity: similarity + 0.1)
+fastcl.infonce(x, x, cap="0.9")  # wrong
 fastcl.infonce(x, x, margin=0.3)  # wrong
 fastcl.infonce(x, x, margin=fastcl.arcface(0.5))
 fastcl.arcface("0.5")  # wrong

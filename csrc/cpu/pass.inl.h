@@ -29,7 +29,7 @@ struct Scratch {
 template <class P>
 struct Memory : Walk<P> {
   using T = typename P::T;
-  T *rows, *values, *panels, *shift, *factor, *strip;
+  T *rows, *values, *panels, *shift, *factor, *cap, *strip;
   Tag<T>* tag;
   int64_t elements;
 
@@ -52,6 +52,7 @@ struct Memory : Walk<P> {
     this->strip_maximum = part.weights != nullptr ? s.take(strips * count) : nullptr;
     shift = s.take(count);
     factor = s.take(count);
+    cap = pass.row_cap != nullptr ? s.take(count) : nullptr;
     tag = reinterpret_cast<Tag<T>*>(s.take(count));
     elements = s.used;
   }
@@ -72,6 +73,7 @@ void load_rows(const Pass<typename P::T>& pass, const Part<typename P::T>& part,
     const bool real = row < part.row_end;
     w.shift[i] = real && pass.row_shift != nullptr ? pass.row_shift[row] : T(0);
     w.factor[i] = real && pass.row_factor != nullptr ? pass.row_factor[row] : T(1);
+    if (w.cap != nullptr) w.cap[i] = real ? pass.row_cap[row] : T(0);
     w.tag[i] = real && pass.row_id != nullptr ? tag_of<T>(pass.row_id[row]) : 0;
   }
 }
@@ -88,12 +90,12 @@ __attribute__((noinline)) void exclude(const Pass<T>& pass, int64_t row, int64_t
   }
 }
 
-// The factors, shifts and tags of one panel's columns, in vectors.
+// The factors, shifts, caps and tags of one panel's columns, in vectors.
 template <class P>
 struct PanelColumns {
   using T = typename P::T;
   bool factors, shifts, tags, partial;
-  Vec<T> factor[2] = {}, shift[2] = {};
+  Vec<T> factor[2] = {}, shift[2] = {}, cap[2] = {};
   Mask<T> beyond[2] = {};  // in a partial panel, the lanes beyond the last column
   Mask<T> tag[2];
 
@@ -108,13 +110,14 @@ struct PanelColumns {
       if (factors) factor[i] = load_some<T>(columns.factor + at, left - i * kLanes<T>);
       if (tags) __builtin_memcpy(&tag[i], columns.tag + at, sizeof tag[i]);
       if (shifts) shift[i] = load(columns.shift + at);
+      if (columns.cap != nullptr) cap[i] = load(columns.cap + at);
       for (int64_t c = 0; partial && c < kLanes<T>; ++c) beyond[i][c] = i * kLanes<T> + c < left ? 0 : -1;
     }
   }
 };
 
-// One row of a tile, from similarities to weights.
-template <class P, class Reducer>
+// One row of a tile, from similarities to weights. kCap: the rows or the columns have caps.
+template <class P, class Reducer, bool kCap>
 inline __attribute__((always_inline)) void weigh_row(const Pass<typename P::T>& pass, const Part<typename P::T>& part,
                                                      const PanelColumns<P>& columns, Memory<P>& w, int64_t row,
                                                      int64_t panel, int64_t first, Vec<typename P::T> x0,
@@ -123,6 +126,11 @@ inline __attribute__((always_inline)) void weigh_row(const Pass<typename P::T>& 
   if (columns.factors) {
     x0 *= columns.factor[0];
     x1 *= columns.factor[1];
+  }
+  Mask<T> above[2] = {};
+  if constexpr (kCap) {
+    above[0] = (Mask<T>)(x0 > (w.cap != nullptr ? splat(w.cap[row]) : columns.cap[0]));
+    above[1] = (Mask<T>)(x1 > (w.cap != nullptr ? splat(w.cap[row]) : columns.cap[1]));
   }
   if (columns.shifts) {
     x0 += columns.shift[0];
@@ -137,6 +145,11 @@ inline __attribute__((always_inline)) void weigh_row(const Pass<typename P::T>& 
     const Vec<T> out = splat(-T(__builtin_huge_val()));
     x0 = columns.beyond[0] ? out : x0;
     x1 = columns.beyond[1] ? out : x1;
+  }
+  if constexpr (kCap) {
+    const Vec<T> out = splat(-T(__builtin_huge_val()));
+    x0 = above[0] ? out : x0;
+    x1 = above[1] ? out : x1;
   }
   if (columns.tags) {
     const Mask<T> tag = w.tag[row] - Mask<T>{};
@@ -170,7 +183,7 @@ inline const T* offset(const T* p, int64_t by) {
   return p == nullptr ? nullptr : p + by;
 }
 
-template <class P, class Reducer>
+template <class P, class Reducer, bool kCap = false>
 void walk(const Pass<typename P::T>& pass, const Part<typename P::T>& part, typename P::T* scratch) {
   using T = typename P::T;
   constexpr int64_t W = P::kColumns, per_strip = P::kStrip / W;
@@ -200,8 +213,8 @@ void walk(const Pass<typename P::T>& pass, const Part<typename P::T>& part, type
         P::take(w.rows + tile * row_elements, packed, pass.features, x);
         const auto weigh_one = [&](int64_t r) __attribute__((always_inline)) {
           const int64_t row = tile * P::kRows + r;
-          weigh_row<P, Reducer>(pass, part, known, w, row, panel, first, P::read(x, r, 0, w.factor[row]),
-                                P::read(x, r, 1, w.factor[row]));
+          weigh_row<P, Reducer, kCap>(pass, part, known, w, row, panel, first, P::read(x, r, 0, w.factor[row]),
+                                      P::read(x, r, 1, w.factor[row]));
         };
         int64_t next = 0;
         const auto weigh_rows = [&](int64_t done, int64_t total) __attribute__((always_inline)) {
@@ -249,6 +262,25 @@ void walk_forward(const Pass<typename P::T>& pass, const Part<typename P::T>& pa
     walk<P, Reducer<P, true>>(pass, part, scratch);
   } else {
     walk<P, Reducer<P, false>>(pass, part, scratch);
+  }
+}
+
+// With caps there are copies of the loops, so that those without pay nothing for them. Softplus sums have no caps.
+template <class P>
+void walk_log_sum_exp(const Pass<typename P::T>& pass, const Part<typename P::T>& part, typename P::T* scratch) {
+  if (pass.row_cap != nullptr) {
+    walk<P, LogSumExp<P, true>, true>(pass, part, scratch);
+  } else {
+    walk_forward<P, LogSumExp>(pass, part, scratch);
+  }
+}
+
+template <class P>
+void walk_known_sum(const Pass<typename P::T>& pass, const Part<typename P::T>& part, typename P::T* scratch) {
+  if (pass.columns.cap != nullptr) {
+    walk<P, KnownSum<P>, true>(pass, part, scratch);
+  } else {
+    walk<P, KnownSum<P>>(pass, part, scratch);
   }
 }
 
@@ -309,8 +341,8 @@ constexpr Kernels<typename P::T> table(const Kernels<typename P::T>* any = nullp
           read_late_rows<typename P::T>,
           step_adam_rows<typename P::T>,
           step_adagrad_rows<typename P::T>,
-          {walk_forward<P, LogSumExp>, LogSumExp<P, true>::combine},
-          {walk<P, KnownSum<P>>, KnownSum<P>::combine},
+          {walk_log_sum_exp<P>, LogSumExp<P, true>::combine},
+          {walk_known_sum<P>, KnownSum<P>::combine},
           {walk_forward<P, SoftplusSum>, SoftplusSum<P, true>::combine},
           {walk<P, Sigmoid<P>>, Sigmoid<P>::combine},
           column_sums<P>,

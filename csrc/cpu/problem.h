@@ -43,6 +43,7 @@ template <class T>
 struct Side {
   Buffer<T> column_shift, row_shift;
   Buffer<Tag<T>> tag;
+  Buffer<T> cap;
   Pass<T> pass;
 };
 
@@ -108,6 +109,7 @@ struct Problem {
     Side<T> side{present(in.bias) ? log2_shift(in.bias, "bias", m, padded(m)) : Buffer<T>(0),
                  Buffer<T>(0),
                  tags(col_id, col_id != nullptr ? m : 0),
+                 present(in.cap) ? log2_shift(in.cap, "cap", n, n) : Buffer<T>(0),
                  {}};
     Pass<T>& pass = side.pass;
     pass.rows = n;
@@ -115,6 +117,7 @@ struct Problem {
     pass.row_data = query;
     pass.row_factor = log2_scale.get();
     pass.row_id = row_id;
+    pass.row_cap = present(in.cap) ? side.cap.get() : nullptr;
     pass.columns.count = m;
     pass.columns.data = key;
     pass.columns.shift = present(in.bias) ? side.column_shift.get() : nullptr;
@@ -128,6 +131,7 @@ struct Problem {
     Side<T> side{std::move(query_shift),
                  present(in.bias) ? log2_shift(in.bias, "bias", m, m) : Buffer<T>(0),
                  tags(row_id, row_id != nullptr ? n : 0),
+                 present(in.cap) ? log2_shift(in.cap, "cap", n, padded(n)) : Buffer<T>(0),
                  {}};
     Pass<T>& pass = side.pass;
     pass.rows = m;
@@ -139,6 +143,7 @@ struct Problem {
     pass.columns.data = query;
     pass.columns.factor = log2_scale.get();
     pass.columns.shift = side.column_shift.get();
+    pass.columns.cap = present(in.cap) ? side.cap.get() : nullptr;
     pass.columns.value_factor = weight;
     pass.columns.extra = extra;
     pass.columns.id = row_id;

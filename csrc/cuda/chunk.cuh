@@ -6,9 +6,14 @@
 
 namespace fastcl::cuda {
 
-// The logit of a row and column j in units of log 2; -inf if the ids exclude the column.
+// Whether column j is left out of the sum of a row: by its id, or by the row's cap.
+__device__ __forceinline__ bool left_out(const Problem& p, float dot, float log2_scale, int64_t row, int64_t j) {
+  return excluded(p, row, j) || (p.cap != nullptr && dot * log2_scale > static_cast<const float*>(p.cap)[row] * kLog2e);
+}
+
+// The logit of a row and column j in units of log 2; -inf if the column is left out.
 __device__ __forceinline__ float chunk_logit(const Problem& p, float dot, float log2_scale, int64_t row, int64_t j) {
-  if (excluded(p, row, j)) return -kInfinity;
+  if (left_out(p, dot, log2_scale, row, j)) return -kInfinity;
   float shift = p.bias != nullptr ? static_cast<const float*>(p.bias)[j] * kLog2e : 0.f;
   if (p.offset != nullptr) shift += static_cast<const float*>(p.offset)[row] * kLog2e;
   return fmaf(dot, log2_scale, shift);
@@ -77,11 +82,13 @@ __global__ void __launch_bounds__(kThreads) chunk_backward(Problem p, Gradients 
   for (int64_t i = begin; i < end; ++i) {
     const int64_t row = c.begin + i, at = i * p.columns + j;
     const float scale = scale_at<float>(p, row), grad = static_cast<const float*>(g.grad_lse)[row];
-    const float x = chunk_logit(p, static_cast<const float*>(c.dots)[at], scale * kLog2e, row, j);
+    const float dot = static_cast<const float*>(c.dots)[at], log2_scale = scale * kLog2e;
+    const float x = chunk_logit(p, dot, log2_scale, row, j);
     float weight = 0.f;
     if (p.reducer == Reducer::kSoftplusSum) {
       weight = sigmoid(x) * grad;
-    } else if (const float lse = static_cast<const float*>(g.lse)[row]; lse != -kInfinity && !excluded(p, row, j)) {
+    } else if (const float lse = static_cast<const float*>(g.lse)[row];
+               lse != -kInfinity && !left_out(p, dot, log2_scale, row, j)) {
       weight = exp2_fast(fmaf(-lse, kLog2e, x)) * grad;
     }
     extra += weight;

@@ -16,13 +16,16 @@ __device__ __forceinline__ double over_block(double v, double* scratch, const F&
   return total;
 }
 
-// The logit of query i and key j; -inf if their ids exclude the pair.
-__device__ __forceinline__ double logit(const Problem& p, double scale, int64_t i, int64_t j) {
-  if (excluded(p, i, j)) return -kInfinity;
+// The logit of query i and key j; -inf, and `out` true, if their ids or the query's cap exclude the pair.
+__device__ __forceinline__ double logit(const Problem& p, double scale, int64_t i, int64_t j, bool& out) {
+  out = excluded(p, i, j);
+  if (out) return -kInfinity;
   const double *query = static_cast<const double*>(p.query) + i * p.features,
                *key = static_cast<const double*>(p.key) + j * p.features;
   double dot = 0;
   for (int64_t d = 0; d < p.features; ++d) dot = fma(query[d], key[d], dot);
+  out = p.cap != nullptr && scale * dot > static_cast<const double*>(p.cap)[i];
+  if (out) return -kInfinity;
   const double bias = p.bias != nullptr ? static_cast<const double*>(p.bias)[j] : 0.0;
   return scale * dot + bias + (p.offset != nullptr ? static_cast<const double*>(p.offset)[i] : 0.0);
 }
@@ -68,7 +71,8 @@ __global__ void __launch_bounds__(kThreads) forward_double(Problem p, Outputs o)
   const bool pairs = p.reducer == Reducer::kSoftplusSum;
   double top = -1e300, sum = 0, weights = 0;  // top is finite: see LogSumExp
   for (int64_t j = threadIdx.x; j < p.columns; j += kThreads) {
-    const double x = logit(p, scale, i, j), best = most(x, top);
+    bool out;
+    const double x = logit(p, scale, i, j, out), best = most(x, top);
     sum = pairs ? sum + softplus(x) : sum * exp(top - best) + exp(x - best);
     weights += pairs ? weight_of(p, x, 0) : 0.0;
     top = best;
@@ -87,7 +91,8 @@ __global__ void __launch_bounds__(kThreads) forward_double(Problem p, Outputs o)
   for (int64_t d = threadIdx.x; p.columns == 0 && d < p.features; d += kThreads) mean[d] = 0;
   for (int64_t first = 0; first < p.columns; first += kThreads) {
     const int64_t j = first + threadIdx.x;
-    scratch[threadIdx.x] = j < p.columns ? weight_of(p, logit(p, scale, i, j), lse) : 0.0;
+    bool out;
+    scratch[threadIdx.x] = j < p.columns ? weight_of(p, logit(p, scale, i, j, out), lse) : 0.0;
     __syncthreads();
     add_weighted(mean, scratch, p.key, first, p.columns, p.features);
     __syncthreads();
@@ -107,9 +112,9 @@ __global__ void __launch_bounds__(kThreads) backward_double(Problem p, Gradients
     if (i < p.rows) {
       const double scale = scale_at<double>(p, i);
       // A row with nothing in its sum passes nothing on, whatever a loss on top sends into it.
-      if (lse != -kInfinity && !excluded(p, i, j)) {
-        weight = weight_of(p, logit(p, scale, i, j), lse) * static_cast<const double*>(g.grad_lse)[i];
-      }
+      bool out;
+      const double x = logit(p, scale, i, j, out);
+      if (lse != -kInfinity && !out) weight = weight_of(p, x, lse) * static_cast<const double*>(g.grad_lse)[i];
       extra += weight;
       weight *= scale;
     }

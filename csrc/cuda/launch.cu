@@ -70,6 +70,7 @@ struct Plan {
     args.log2_factor = static_cast<float>(p.factor * 1.4426950408889634);
     args.bias = static_cast<const float*>(p.bias);
     args.offset = static_cast<const float*>(p.offset);
+    args.cap = static_cast<const float*>(p.cap);
     args.row_id = forward ? p.row_id : p.col_id;
     args.column_id = forward ? p.col_id : p.row_id;
     if (forward) args.state = carver.take<float2>(splits * args.rows);

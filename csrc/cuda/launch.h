@@ -35,6 +35,7 @@ struct Problem {
   const int64_t* col_id;    // [columns] or null; null if and only if row_id is
   Reducer reducer = Reducer::kLogSumExp;
   const void* offset = nullptr;  // compute type, [rows] or null; softplus sums only
+  const void* cap = nullptr;     // compute type, [rows] or null: columns with scale <q, k> above it leave the row's sum
 };
 
 // All of the compute type. Null: the output is not wanted. Softplus sums write their total to lse and their sum_key to

@@ -32,7 +32,7 @@ struct Operands {
   DType compute;
   bool has_key, has_positive;
   DType dtype;
-  Tensor query, key, positive, scale, bias, offset;
+  Tensor query, key, positive, scale, bias, cap, offset;
   Problem problem;
 
   Operands(const Device& on, const Inputs& in, bool wide) : Operands(on, in, wide, nullptr) {}
@@ -47,6 +47,7 @@ struct Operands {
         positive(matrix(in.positive, in.query.size(0), has_positive, "positive", in)),
         scale(vector(in.scale, in.scale.dim() == 0 ? 1 : in.query.size(0), "scale")),
         bias(vector(in.bias, has_key ? in.key.size(0) : 0, "bias")),
+        cap(vector(in.cap, in.query.size(0), "cap")),
         offset(row_offset != nullptr ? vector(*row_offset, in.query.size(0), "offset") : empty(false, {}, compute)),
         problem{} {
     Problem& p = problem;
@@ -70,6 +71,7 @@ struct Operands {
     p.row_id = p.col_id != nullptr ? row_id : nullptr;  // col_id is null without columns: nothing to exclude
     p.reducer = row_offset != nullptr ? Reducer::kSoftplusSum : Reducer::kLogSumExp;
     p.offset = present(offset) ? offset.read<void>() : nullptr;
+    p.cap = present(cap) ? cap.read<void>() : nullptr;
   }
 
   bool in_chunks() const { return problem.features > largest_features(dtype); }

@@ -24,6 +24,7 @@ struct WalkArgs {
   const float* bias;                  // [keys] or null
   const float *lse, *grad_lse;        // [queries], backward only
   const float* offset;                // [queries] or null, softplus only
+  const float* cap;                   // [queries] or null: keys with a greater scaled similarity are left out
   const int64_t *row_id, *column_id;  // of the walk's rows and columns, or null
   float2* state;                      // [splits, rows], forward: (base, sum of weights) with lse = base + log2(sum),
                                       // or (softplus sum, sum of weights)
@@ -56,6 +57,7 @@ __device__ __forceinline__ float over_quad(float v, const F& f) {
 // What a walk needs to know of a column that is a key: the bias added to x. -inf excludes the column.
 struct KeyColumns {
   using Column = float;
+  static constexpr bool kQueryRows = true;
   static __device__ __forceinline__ Column column(const WalkArgs& p, int64_t j) {
     return p.bias != nullptr ? p.bias[j] * kLog2e : 0.f;
   }
@@ -77,6 +79,7 @@ struct LogSumExp : KeyColumns {
   __device__ __forceinline__ LogSumExp(const WalkArgs& p, int64_t row)
       : scale(row < p.rows ? scale_of(p, row, p.log2_factor) : 0.f) {}
   __device__ __forceinline__ float logit(float dot, const Column& c) const { return fmaf(dot, scale, c); }
+  __device__ __forceinline__ float scaled(float dot, const Column&) const { return dot * scale; }
 
   // Turns the logits of a lane's rows into weights. The caller must multiply the earlier sums of row r by rescale[r].
   // Row r is half r % 2 of the accumulators of fragment r / 2.
@@ -129,6 +132,7 @@ struct SoftplusSum : KeyColumns {
   __device__ __forceinline__ SoftplusSum(const WalkArgs& p, int64_t row)
       : scale(row < p.rows ? scale_of(p, row, p.log2_factor) : 0.f), shift(row < p.rows ? offset_of(p, row) : 0.f) {}
   __device__ __forceinline__ float logit(float dot, const Column& c) const { return fmaf(dot, scale, c + shift); }
+  __device__ __forceinline__ float scaled(float dot, const Column&) const { return dot * scale; }
 
   template <int kFrag, int kCols>
   static __device__ __forceinline__ void weigh(SoftplusSum (&rows)[2 * kFrag], float (&x)[kFrag][kCols][4],
@@ -165,6 +169,7 @@ struct SoftplusSum : KeyColumns {
 // Backward: the log-sum-exp of every column is known, or none is needed (kSoftplus).
 template <class E, bool kSoftplus>
 struct KnownSum {
+  static constexpr bool kQueryRows = false;
   struct Column {
     float2 logit;   // logit = x * similarity + y (and the row's shift)
     float2 weight;  // 2^logit times x goes into the gradient of the key, times y into that of the bias
@@ -188,6 +193,7 @@ struct KnownSum {
   __device__ __forceinline__ float logit(float dot, const Column& c) const {
     return fmaf(dot, c.logit.x, c.logit.y + shift);
   }
+  __device__ __forceinline__ float scaled(float dot, const Column& c) const { return dot * c.logit.x; }
 
   template <int kFrag, int kCols>
   static __device__ __forceinline__ void weigh(KnownSum (&rows)[2 * kFrag], float (&x)[kFrag][kCols][4],

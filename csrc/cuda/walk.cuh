@@ -134,12 +134,27 @@ __global__ void __launch_bounds__(kThreads, Tile<E, kDim, kOut>::kMinBlocks) wal
     const Column* words = column_words + (tile & 1) * kColumns + 2 * quad;  // of columns 8 n + c
     float x[kFrag][kCols][4] = {};
     operands.similarities(x, columns, left_of);
-    UNROLL for (int n = 0; n < kCols; ++n) {
-      UNROLL for (int c = 0; c < 2; ++c) {
-        const Column w = words[n * 8 + c];
-        UNROLL for (int r = 0; r < 2 * kFrag; ++r) {
-          float& v = x[r / 2][n][r % 2 * 2 + c];
-          v = rows[r].logit(v, w);
+    if (p.cap == nullptr) {
+      UNROLL for (int n = 0; n < kCols; ++n) {
+        UNROLL for (int c = 0; c < 2; ++c) {
+          const Column w = words[n * 8 + c];
+          UNROLL for (int r = 0; r < 2 * kFrag; ++r) {
+            float& v = x[r / 2][n][r % 2 * 2 + c];
+            v = rows[r].logit(v, w);
+          }
+        }
+      }
+    } else {
+      UNROLL for (int n = 0; n < kCols; ++n) {
+        UNROLL for (int c = 0; c < 2; ++c) {
+          const Column w = words[n * 8 + c];
+          const int64_t j = static_cast<int64_t>(tile) * kColumns + n * 8 + 2 * quad + c;
+          UNROLL for (int r = 0; r < 2 * kFrag; ++r) {
+            float& v = x[r / 2][n][r % 2 * 2 + c];
+            const int64_t query = R::kQueryRows ? row_of(r) : j;
+            const bool real = query < (R::kQueryRows ? p.rows : p.columns);
+            v = real && rows[r].scaled(v, w) > p.cap[query] * kLog2e ? -kInfinity : rows[r].logit(v, w);
+          }
         }
       }
     }

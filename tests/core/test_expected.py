@@ -20,7 +20,8 @@ def problem(n: int, m: int, d: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     query, key, positive = (torch.randn(rows, d).to(dtype) for rows in (n, m, n))
     bias = torch.randn(m)
     row_id, col_id = torch.randint(9, (n,)), torch.randint(9, (m,))
-    return query, key, positive, torch.rand(n) + 0.5, bias, row_id, col_id
+    cap = torch.rand(n) * 2 * d**0.5
+    return query, key, positive, torch.rand(n) + 0.5, bias, row_id, col_id, cap
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -37,7 +38,7 @@ def test_expected_gradients_are_those_of_the_general_path(
     other = torch.logaddexp(pos + math.log(0.3) + row_shift, rest.to(pos))
     torch.testing.assert_close(expected, weight.to(pos) * torch.sigmoid(lse - other), rtol=1e-5, atol=1e-7)
     wanted = (False, True, False, False, True)
-    saved = (*inputs[:7], lse, mean_key)
+    saved = (*inputs[:8], lse, mean_key)
     upstream = (torch.zeros_like(lse), 3.0 * expected)
     _, key, _, _, bias = ops.backward_op(*upstream, *saved, expected, key_sum, bias_sum, 0.7, *wanted)
     _, again, _, _, bias_again = ops.backward_op(*upstream, *saved, *ops.NO_SUMS, 0.7, *wanted)
@@ -54,7 +55,7 @@ def test_the_sums_are_used_if_and_only_if_the_gradient_is_as_expected(isa: str) 
     marked = torch.full_like(key_sum, 7.0)
 
     def key_gradient(upstream: Tensor, key_sum: Tensor) -> Tensor:
-        saved = (*inputs[:7], lse, mean_key, expected, key_sum, bias_sum)
+        saved = (*inputs[:8], lse, mean_key, expected, key_sum, bias_sum)
         return ops.backward_op(torch.zeros_like(lse), upstream.contiguous(), *saved, 1.0, *wanted)[1]
 
     assert torch.equal(key_gradient(expected, marked), marked)
@@ -69,7 +70,7 @@ def test_the_sums_are_used_if_and_only_if_the_gradient_is_as_expected(isa: str) 
 
 def test_nothing_is_kept_where_it_would_be_too_much() -> None:
     query, key = torch.randn(3, 2, requires_grad=True), torch.randn(300_000, 2, requires_grad=True)
-    inputs = (query.detach(), key.detach(), *(NONE,) * 5, 1.0)
+    inputs = (query.detach(), key.detach(), *(NONE,) * 6, 1.0)
     expected = ops.forward_op(*inputs, True, True, False, -math.inf, NONE, NONE, NONE)[3]
     assert expected.isnan().all()
     fastcl.dcl(query, query.detach(), key, normalize=False, temperature=1.0).backward()

@@ -28,7 +28,9 @@ def problem(n: int, m: int, d: int, dtype: torch.dtype, options: str) -> list[Te
     ids = options in ("rows", "tensor")
     row_id = torch.randint(4, (n,), generator=g) if ids else NONE
     col_id = torch.randint(4, (m,), generator=g) if ids else NONE
-    return [draw(n, d), draw(m, d), draw(n, d), scale, bias if ids else NONE, row_id, col_id, 1.0 if ids else 1.7]
+    cap = torch.rand(n, generator=g) * 3 * d**0.5 if ids else NONE
+    q, k, p = draw(n, d), draw(m, d), draw(n, d)
+    return [q, k, p, scale, bias if ids else NONE, row_id, col_id, cap, 1.0 if ids else 1.7]
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +53,7 @@ def test_agrees_with_the_kernels(
             torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
     _, lse, mean_key, *nothing = theirs
     upstream = torch.linspace(-1, 1, shape[0], dtype=lse.dtype)
-    args = (upstream, upstream.flip(0).contiguous(), *inputs[:7], lse, mean_key, *nothing, inputs[7])
+    args = (upstream, upstream.flip(0).contiguous(), *inputs[:8], lse, mean_key, *nothing, inputs[8])
     for wanted in [(True,) * 5, (True, False, False, False, False), (False, True, False, False, True)]:
         for a, b in zip(fallback.backward(*args, *wanted), ops.backward_op(*args, *wanted), strict=True):
             assert (a.dtype, a.shape) == (b.dtype, b.shape)

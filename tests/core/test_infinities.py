@@ -74,7 +74,7 @@ def assert_same_specials(ours: dict[str, Tensor], truth: dict[str, Tensor], tole
 
 
 def fallback_contrast(query: Tensor, key: Tensor, positive: Tensor, **rest: Any) -> tuple[Tensor, Tensor]:
-    return _Fallback.apply(query, key, positive, *map(rest.get, ("scale", "bias", "row_id", "col_id")))
+    return _Fallback.apply(query, key, positive, *map(rest.get, ("scale", "bias", "row_id", "col_id", "cap")))
 
 
 class _Fallback(torch.autograd.Function):
@@ -88,7 +88,7 @@ class _Fallback(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         found = fallback.backward(*grads, *ctx.saved_tensors, *ops.NO_SUMS, 1.0, *(True,) * 5)
-        return *(g if needed else None for g, needed in zip(found, ctx.needs_input_grad, strict=False)), None, None
+        return *(g if needed else None for g, needed in zip(found, ctx.needs_input_grad, strict=False)), *(None,) * 3
 
 
 def truth_of(tensors: dict[str, Tensor], ids: dict[str, Any]) -> dict[str, Tensor]:

@@ -32,7 +32,8 @@ def _arguments(dtype: torch.dtype = torch.float32) -> dict[str, list]:
     q, k, p = randn(N, D, as_=dtype), randn(M, D, as_=dtype), randn(N, D, as_=dtype)
     row, col = torch.arange(N) % 3, torch.arange(M) % 2
     columns = [randn(M), row, col, 1.3]
-    forward = [q, k, p, randn(N), *columns, True, True, True, 0.5, randn(N), randn(N), randn(N)]
+    rest = [1.3, True, True, True, 0.5, randn(N), randn(N), randn(N)]
+    forward = [q, k, p, randn(N), *columns[:3], 3 * randn(N).abs(), *rest]
     _, lse, *sums = ops.forward_op(*forward)
     offset, grad = randn(N), randn(N)
     unit, inverse = normalize._forward(q)
@@ -40,7 +41,7 @@ def _arguments(dtype: torch.dtype = torch.float32) -> dict[str, list]:
     _, _, *logits = both_ways._forward(*ways, 1.3)
     return {
         "contrast_forward": forward,
-        "contrast_backward": [randn(N), grad, *forward[:7], lse, *sums, 1.3, True, True, True, True, True],
+        "contrast_backward": [randn(N), grad, *forward[:8], lse, *sums, 1.3, True, True, True, True, True],
         "softplus_sum_forward": [q, k, randn(N), offset, *columns, True],
         "softplus_sum_backward": [grad, q, k, randn(N), offset, *columns, True, True],
         "normalize_forward": [q],
@@ -147,17 +148,17 @@ def absent_ones_are_refused_where_they_are_needed() -> int:
     backward = _arguments()["contrast_backward"]
     cases = [
         (ops.forward_op, forward, {2: NONE}),  # a shift without a positive
-        (ops.forward_op, forward, {2: NONE, 11: float("nan")}),
+        (ops.forward_op, forward, {2: NONE, 12: float("nan")}),
         (ops.forward_op, forward, {1: NONE}),
         (ops.forward_op, forward, {6: NONE}),  # ids of rows alone
         (ops.forward_op, forward, {5: NONE}),
         (ops.backward_op, backward, {4: NONE}),  # the gradient of a positive that is not there
         (ops.backward_op, backward, {4: NONE.half()}),
         (ops.backward_op, backward, {3: NONE}),
-        (ops.backward_op, backward, {9: NONE}),
         (ops.backward_op, backward, {10: NONE}),
-        (ops.backward_op, backward, {13: torch.ones(1)}),  # a sum for one column
-        (ops.backward_op, backward, {13: torch.ones(M, dtype=torch.float64)}),
+        (ops.backward_op, backward, {11: NONE}),
+        (ops.backward_op, backward, {14: torch.ones(1)}),  # a sum for one column
+        (ops.backward_op, backward, {14: torch.ones(M, dtype=torch.float64)}),
     ]
     for run, right, changes in cases:
         arguments = [changes.get(i, x) for i, x in enumerate(right)]

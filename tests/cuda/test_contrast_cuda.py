@@ -208,7 +208,7 @@ def test_tf32_where_torch_allows_it(tf32: None) -> None:
 def test_sums_on_the_way_are_declined() -> None:
     g = torch.Generator().manual_seed(0)
     query, key = torch.randn(5, 4, generator=g).to(DEVICE), torch.randn(6, 4, generator=g).to(DEVICE)
-    none = [library.NONE] * 5
+    none = [library.NONE] * 6
     *_, expected, key_sum, bias_sum = ops.forward_op(query, key, *none, 1.0, True, True, True, *ops.PLAIN[2:])
     assert expected.isnan().all()
     assert [list(t.shape) for t in (expected, key_sum, bias_sum)] == [[5], [6, 4], [6]]
@@ -220,7 +220,7 @@ def test_calls_past_the_checks_in_python_are_refused() -> None:
 
     def call(**changes: Tensor) -> None:
         given = {"query": query, "key": key, "row_id": none[0], "col_id": none[0]} | changes
-        args = (given["query"], given["key"], *none[:3], given["row_id"], given["col_id"])
+        args = (given["query"], given["key"], *none[:3], given["row_id"], given["col_id"], none[0])
         ops.forward_op(*args, 1.0, False, *ops.PLAIN)
 
     for change, message in (
