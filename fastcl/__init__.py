@@ -1,7 +1,7 @@
 """fastcl: fused contrastive losses that never store the logits.
 
-`import fastcl` gives the losses, the op under them and the negative queue, and needs torch alone; the recommenders live
-in `fastcl.recsys` and are imported only when asked for.
+`import fastcl` gives the losses, the op below them and the negative queue, and needs torch alone. The recommenders are
+in `fastcl.recsys`, which is not imported with it.
 """
 
 from importlib.metadata import version as _version
@@ -23,7 +23,7 @@ from fastcl.ops import contrast
 from fastcl.ops_pairwise import softplus_sum
 from fastcl.registry import LOSSES as _LOSSES
 
-# For type checkers and editors all public names are written out in __init__.pyi.
+# __init__.pyi writes out all public names for type checkers and editors.
 globals().update({name: loss.function for name, loss in _LOSSES.items()})
 __version__ = _version("fastcl")
 __all__ = [

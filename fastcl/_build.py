@@ -1,4 +1,4 @@
-"""What was built and what runs: the compiled part, its instruction sets, torch and threads. Touches no tensor."""
+"""Facts about the installation: the compiled part, its instruction sets, torch and threads. Touches no tensor."""
 
 import importlib.metadata
 from typing import Any
@@ -9,10 +9,11 @@ from fastcl import _C, _cuda, fallback
 
 
 def config() -> dict[str, Any]:
-    """Build and run-time facts; `isas` are the compiled ones this processor runs, slowest first, `isa` the active one.
+    """Build and run-time facts. "isas": the compiled instruction sets that this processor runs, slowest first; "isa":
+    the active one; "cpu", "cuda": whether compiled kernels or chunked PyTorch run there, and why.
 
-    The environment variable FASTCL_FALLBACK=1 puts the chunked PyTorch of other devices in the place of the compiled
-    kernels, for tests and for comparing; `cpu` and `cuda` say which of them run, and why.
+    The environment variable FASTCL_FALLBACK=1 replaces the compiled kernels by the chunked PyTorch that serves other
+    devices, for tests and comparisons.
 
     >>> sorted(config())
     ['compiled_isas', 'cpu', 'cuda', 'isa', 'isas', 'threads', 'torch', 'version']
@@ -30,17 +31,18 @@ def config() -> dict[str, Any]:
 
 
 def show_config() -> None:
-    """Prints `config()`, a line each."""
+    """Prints `config()`, one fact per line."""
     for name, value in config().items():
         print(f"{name:15}{', '.join(value) if isinstance(value, list) else value}")
 
 
 def set_isa(name: str) -> str:
-    """Makes the CPU kernels use instruction set `name` from now on, in the whole process; returns the choice before.
+    """Sets the instruction set of the CPU kernels for the whole process, and returns the choice before. For tests and
+    benchmarks.
 
-    "auto", which is how a process starts, is the fastest set this processor runs, and for tiny problems the fastest for
-    those. For tests and benchmarks; the environment variable FASTCL_ISA sets the choice at start-up. ValueError names
-    the choices.
+    "auto", the choice at start-up, takes the fastest set that this processor runs, and for tiny problems the set that
+    is fastest for them. The environment variable FASTCL_ISA sets another choice at start-up. ValueError names the
+    choices.
 
     >>> before = set_isa("baseline")
     >>> set_isa(before)

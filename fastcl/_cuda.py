@@ -1,6 +1,6 @@
-"""Loads the compiled CUDA kernels where there are any for this torch; without, CUDA tensors run through fallback.py.
+"""Loads the compiled CUDA kernels where they are built for this torch. Elsewhere fallback.py serves CUDA tensors.
 
-Which of them runs, and why, is for `fastcl.show_config()`. Touches no device: whether there is a GPU is torch's matter.
+`fastcl.show_config()` says which of the two runs, and why. Nothing here touches a device or asks whether there is one.
 """
 
 import functools
@@ -13,7 +13,8 @@ from fastcl import fallback
 
 @functools.cache
 def load() -> str:
-    """Registers the kernels (after the schemas in ops.py are defined) and says what CUDA tensors run through."""
+    """Registers the kernels and returns what CUDA tensors run through, in words. ops.py must have defined the schemas.
+    """
     if fallback.FORCED:
         return "chunked PyTorch, because of FASTCL_FALLBACK=1"
     built = importlib.util.find_spec("fastcl._C_cuda") is not None
@@ -29,8 +30,8 @@ def load() -> str:
 
 
 def tf32_allowed() -> bool:
-    """Whether torch may make a float32 matrix product on CUDA of TF32 products, as `set_float32_matmul_precision` says.
+    """Whether torch may compute float32 matrix products on CUDA in TF32 (`torch.set_float32_matmul_precision`).
 
-    Not read from `allow_tf32`, which raises where the newer of torch's two settings is in use.
+    `allow_tf32` would not do: reading it raises where the newer of torch's two settings is in use.
     """
     return torch.backends.cuda.matmul.fp32_precision not in ("none", "ieee")

@@ -1,8 +1,8 @@
-"""What has to happen before torch is loaded: checks that can be told in one line, and how OpenMP's threads wait.
+"""What must happen before torch is loaded: a check of the installation, and the setting of how OpenMP's threads wait.
 
-OpenMP reads its settings once, when torch loads it. By its default a thread that waits for work spins, so that two
-threads on a busy machine cost several times the CPU time of one. In the `fastcl` command they sleep instead; a program
-of the user's own that imports fastcl keeps what it has.
+OpenMP reads its settings once, when torch loads it. By default a thread that waits for work spins, so that two threads
+on a busy machine cost several times the CPU time of one. In the `fastcl` command waiting threads sleep instead. In a
+user's own program fastcl does not change the setting.
 """
 
 import importlib.util
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 
 def check_compiled() -> None:
-    """ImportError where Python found the sources, but beside them nothing that was compiled from them.
+    """ImportError where Python found the sources without a compiled part beside them.
 
-    The compiled part of another installation does not count: it may be that of other sources.
+    The compiled part of another installation does not count, since it may have been built from other sources.
     """
     folder = os.path.dirname(os.path.abspath(__file__))
     found = importlib.util.find_spec("fastcl._C")
@@ -37,13 +37,13 @@ def is_command(words: Sequence[str]) -> bool:
             return os.path.basename(word) == "fastcl"
         if word in ("-W", "-X"):
             next(rest, "")
-        elif word[-1] in "cm":  # -m, -um and so on: what follows is what runs
+        elif word[-1] in "cm":  # the word after -m, -um or -c is what runs
             return word[-1] == "m" and next(rest, "") in ("fastcl.recsys", "fastcl.recsys.cli.main")
     return False
 
 
 def let_threads_sleep() -> None:
-    """Unless the environment says how OpenMP's threads wait."""
+    """Makes waiting threads of OpenMP sleep, unless the environment says how they wait."""
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
         os.environ["OMP_WAIT_POLICY"] = "passive"
 

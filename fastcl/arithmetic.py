@@ -1,7 +1,7 @@
-"""The types that everything is computed in, and sums of exponentials that stay finite: shared by ops, losses and the
-chunked PyTorch of fallback.py.
+"""The dtypes of all computations, and sums of exponentials that stay finite, for ops, losses and the chunked PyTorch of
+fallback.py.
 
-Plain functions of tensors. No op is declared here, no argument checked, and no loss is a formula of this file.
+Plain functions of tensors: no op is declared here, no argument is checked, and no loss formula is here.
 """
 
 import contextlib
@@ -15,17 +15,17 @@ from torch import Tensor
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
-    """The type the op computes and answers in: float64 if any input is, else float32."""
+    """The dtype of an op's computation and results: float64 if any input is float64, else float32."""
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
 def no_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with autocast off: its matrix products stay in `compute_dtype`, as those of the kernels do."""
+    """`function` with autocast off, so that its matrix products are in `compute_dtype`, as those of the kernels are."""
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:
         device = args[0].device.type
-        # Looked at first: switching off what is off costs 16 us.
+        # Checked first, since switching off autocast that is off already takes 16 us.
         on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if on else contextlib.nullcontext():
             return function(*args)
@@ -34,19 +34,19 @@ def no_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def finite_or_nan(x: Tensor) -> Tensor:
-    """x with NaN for infinities: times zeros and both signs, an infinite scale would make no sense of most logits."""
+    """x with NaN in place of infinities, for scales: an infinite scale has no meaning for logits of 0 or both signs."""
     return x + (x - x).detach()
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """The inner product of rows, in `compute_dtype`; autocast does not touch it, as it is no matrix product."""
+    """Inner products of rows, in `compute_dtype`. Autocast has no effect, since this is no matrix product to it."""
     dtype = compute_dtype(a, b)
     return (a.to(dtype) * b.to(dtype)).sum(-1)
 
 
 def softplus(x: Tensor) -> Tensor:
     """log(1 + e^x), to full precision in every type."""
-    # torch turns linear at its default threshold of 20, where the difference still shows in float64; at 40 it does not.
+    # torch returns x above its default threshold of 20, where the difference shows in float64; above 40 it does not.
     return F.softplus(x, threshold=40.0)
 
 
@@ -57,7 +57,7 @@ def logaddexp(a: Tensor, b: Tensor) -> Tensor:
 
 
 def logsumexp(x: Tensor) -> Tensor:
-    """torch.logsumexp over dim 1 whose gradient is zero, not NaN, in a row with nothing in its sum."""
+    """torch.logsumexp over dim 1, with zero gradient, not NaN, in a row whose sum is empty (all entries -inf)."""
     if x.shape[1] == 0:
         return x.new_full((x.shape[0],), -torch.inf)
     top = x.detach().amax(1)
@@ -68,5 +68,5 @@ def logsumexp(x: Tensor) -> Tensor:
 
 
 def softmax_weights(x: Tensor, lse: Tensor) -> Tensor:
-    """exp(x - lse); zero, not NaN, in a row with nothing in its sum."""
+    """exp(x - lse); zero, not NaN, in a row whose sum is empty (lse = -inf)."""
     return torch.exp(x - lse.masked_fill(lse == -torch.inf, torch.inf)[:, None])

@@ -1,6 +1,6 @@
-"""The log-sum-exp over the rows and over the columns of one product: what a symmetric loss needs of a small batch.
+"""The log-sum-exp over the rows and over the columns of one matrix product, for symmetric losses of small batches.
 
-Two calls of `fastcl.contrast` compute every similarity twice, which is worth it only where all of them would take too
+Two calls of `fastcl.contrast` compute every similarity twice, which pays only where storing all of them would take too
 much memory. No loss formula belongs here.
 """
 
@@ -44,15 +44,15 @@ _backward = torch.ops.fastcl.both_ways_backward.default
 take_zeros("both_ways_forward")
 take_zeros("both_ways_backward")
 
-# N x N similarities, as many as the fallback holds: in float32 at most 16 MiB until the backward pass, which needs as
-# much once more.
+# The most similarities that are held, as many as in the fallback: 16 MiB in float32 until the backward pass, which
+# needs the same amount once more.
 _LARGEST = 1 << 22
 
 
 def from_one_product(query: Tensor, key: Tensor) -> bool:
-    """Whether `both_ways` takes them: up to 2,048 rows on the CPU, in plain eager mode.
+    """Whether `both_ways` serves these inputs: up to 2,048 rows on the CPU, in plain eager mode.
 
-    Compiled code, transforms and modes go without, and so does whoever asked torch for less exact products.
+    It does not serve compiled code, transforms and modes, nor programs that allow torch less exact products.
     """
     n = query.shape[0]
     return (
@@ -72,15 +72,15 @@ def both_ways(
     scale: float | Tensor,  # a number or []
     ids: Tensor | None,  # [N]
 ) -> tuple[Tensor, Tensor]:
-    """pos and lse [2N]: of query against key, and then of key against query, each over the columns of other ids.
+    """pos and lse [2N]: first those of query against key, then those of key against query, over columns of other ids.
 
-    Without ids row i is kept from column i alone. All else is as in `fastcl.contrast`.
+    Without ids row i leaves out column i alone. Everything else is as in `fastcl.contrast`.
     """
     return _BothWays.apply(query, key, scale, ids)
 
 
 def _differentiable(q: Tensor, k: Tensor, scale: float | Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same in operations that autograd can differentiate any number of times."""
+    """`both_ways` in operations that autograd can differentiate any number of times."""
     x = (q * scale) @ k.T
     pos = x.diagonal().repeat(2)
     meet = torch.eye(len(x), dtype=torch.bool, device=x.device) if ids is None else ids[:, None] == ids
@@ -108,10 +108,10 @@ class _BothWays(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        query, key, scale, ids, *logits = ctx.saved_tensors  # unpacked once: checkpointing refuses a second time
+        query, key, scale, ids, *logits = ctx.saved_tensors  # unpacked once; checkpointing refuses to do so twice
         needs = ctx.needs_input_grad
         dtype = grads[0].dtype
-        # Grad mode in here means that someone may want to differentiate what comes out.
+        # Grad mode is on in a backward pass with create_graph=True, whose results may be differentiated.
         if torch.is_grad_enabled():
             inputs = [t for t, needed in zip((query, key, scale), needs, strict=False) if needed]
             q, k = query.to(dtype), key.to(dtype)

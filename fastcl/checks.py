@@ -1,7 +1,7 @@
-"""What the public functions refuse: one function for each kind of argument, and nothing that computes.
+"""Checks of the arguments of public functions: one function for each kind of argument. Nothing here computes.
 
 Every error names the argument, what was expected and what came: TypeError for types and dtypes, ValueError for shapes,
-devices and values. What crosses into the compiled part is checked there once more, without Python's good messages.
+devices and values. The compiled part checks its arguments once more, with shorter messages.
 """
 
 import math
@@ -13,19 +13,19 @@ from torch import Tensor
 from torch.nn import Parameter
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-# Of labels and ids: all are compared as int64.
+# The dtypes of labels and ids, which are compared as int64.
 INTEGERS = (
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
 )  # fmt: skip
 _STRIDED = torch.strided
-# Private, but present in every torch this package supports; without it torch.func would see plain autograd only.
+# A private function that every supported torch has. Without it, code under torch.func would take the path of autograd.
 functorch_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-# The same: modes that trace see every operation, and answer for it.
+# Private too. Modes that trace see every operation, so that reading a value under them would go into the trace.
 _modes_active = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 
 
 def readable(t: Tensor) -> bool:
-    """Whether looking at a value of `t` waits for no device and breaks no graph, transform or mode."""
+    """Whether reading a value of `t` waits for no device and breaks no graph, transform or mode."""
     return (
         t.is_cpu
         and type(t) in (Tensor, Parameter)
@@ -36,13 +36,13 @@ def readable(t: Tensor) -> bool:
 
 
 def in_memory(name: str, t: Tensor) -> None:
-    """Refuses a tensor whose memory was given back, as FSDP does with weights: torch would read at address 0."""
+    """ValueError for a tensor whose memory was freed, as FSDP does with weights: kernels would read at address 0."""
     if readable(t) and t.untyped_storage().nbytes() == 0 and t.numel():
         raise ValueError(f"{name}: expected a tensor with memory behind it, got one whose storage was freed")
 
 
 def packed(name: str, t: Tensor) -> Tensor:
-    """A copy of `t` with its elements side by side. Of a contiguous tensor the compiled part checks the memory."""
+    """A contiguous copy of `t`, whose memory is checked here. The compiled part checks that of contiguous tensors."""
     in_memory(name, t)
     return t.contiguous()
 
@@ -50,7 +50,7 @@ def packed(name: str, t: Tensor) -> Tensor:
 def is_tensor(name: str, t: Any, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:
     if not isinstance(t, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(t).__name__}")
-    if type(t) is not Tensor and hasattr(t, "to_local"):  # of torch.distributed, which need not be there
+    if type(t) is not Tensor and hasattr(t, "to_local"):  # a DTensor; torch may be built without torch.distributed
         raise TypeError(
             f"{name}: expected a tensor of this process, got {type(t).__name__}; pass its to_local() or full_tensor()"
         )
@@ -70,7 +70,7 @@ def matrix(
     name: str, t: Any, rows: int | None = None, cols: int | None = None, device: torch.device | None = None
 ) -> None:
     is_tensor(name, t)
-    shape = t.shape  # made anew whenever it is asked for
+    shape = t.shape  # read once, since torch makes a new object at each access
     if len(shape) != 2 or (rows is not None and shape[0] != rows) or (cols is not None and shape[1] != cols):
         wanted = f"[{'*' if rows is None else rows}, {'*' if cols is None else cols}]"
         raise ValueError(f"{name}: expected shape {wanted}, got {list(shape)}")
@@ -88,13 +88,13 @@ def vector(name: str, t: Any, length: int, device: torch.device, dtypes: tuple[t
 def check_tensor(
     name: str,
     t: Any,
-    shape: tuple[int | str, ...],  # a letter where any size goes
+    shape: tuple[int | str, ...],  # a letter where any size is allowed
     device: torch.device | None = None,
     *,
     dtypes: tuple[torch.dtype, ...] = FLOATS,
-    least: int = 0,  # rows
+    least: int = 0,  # the fewest rows
 ) -> None:
-    """Refuses what is not a tensor of this shape with memory behind it, on this device if one is named."""
+    """TypeError or ValueError unless `t` is a tensor of this shape with memory, on `device` if that is given."""
     is_tensor(name, t, dtypes)
     fits = t.dim() == len(shape) and all(
         isinstance(wanted, str) or size == wanted for size, wanted in zip(t.shape, shape, strict=True)
@@ -108,13 +108,13 @@ def check_tensor(
 
 
 def as_ids(name: str, t: Any, shape: tuple[int | str, ...], device: torch.device | None = None) -> Tensor:
-    """Labels or ids of any integer dtype and strides, as int64 side by side, as searching wants them."""
+    """Labels or ids of any integer dtype and strides as contiguous int64, which searching needs."""
     check_tensor(name, t, shape, device, dtypes=INTEGERS)
     return as_int64(t).contiguous()
 
 
 def as_int64(t: Tensor) -> Tensor:
-    return t if t.dtype == torch.int64 else t.to(torch.int64)  # which takes most of a microsecond to change nothing
+    return t if t.dtype == torch.int64 else t.to(torch.int64)  # .to() takes most of a microsecond even for int64
 
 
 def check_weight(weight: Tensor | None, n: int, device: torch.device) -> None:
@@ -123,7 +123,7 @@ def check_weight(weight: Tensor | None, n: int, device: torch.device) -> None:
 
 
 def check_scale(name: str, value: Any, n: int | None, device: torch.device) -> None:
-    """A finite number, a 0-d tensor, which the host may hold for any device, or one value for each of `n` rows."""
+    """Errors unless `value` is a finite number, a 0-d tensor (on the CPU or on `device`), or one value per row [n]."""
     if not isinstance(value, Tensor):
         if not (isinstance(value, float) and (torch.compiler.is_compiling() or math.isfinite(value))):
             check_constant(name, value, lambda _: True, "of any sign", "a number or a tensor")
@@ -146,7 +146,7 @@ def check_scale(name: str, value: Any, n: int | None, device: torch.device) -> N
 def check_columns(
     n: int, m: int, device: torch.device, bias: Tensor | None, row_id: Tensor | None, col_id: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Checks what comes beside the matrices; ids of any integer dtype come back as int64."""
+    """Checks bias and ids, and returns the ids, of any integer dtype, as int64."""
     if bias is not None:
         vector("bias", bias, m, device)
     if (row_id is None) != (col_id is None):
@@ -161,7 +161,7 @@ def check_columns(
 
 
 def check_temperature(temperature: Any, n: int, device: torch.device) -> None:
-    """Values of a tensor are looked at where that costs nothing: on the CPU, outside compiled code and transforms."""
+    """Values of a tensor are checked only where reading is cheap: on the CPU, outside compiled code and transforms."""
     if not isinstance(temperature, Tensor):
         positive_number("temperature", temperature)
         return
@@ -175,7 +175,7 @@ def check_temperature(temperature: Any, n: int, device: torch.device) -> None:
         low, high = (x.item() for x in torch.aminmax(temperature.detach()))
     else:
         return
-    if not (low > 0 and high < math.inf):  # NaN is neither
+    if not (low > 0 and high < math.inf):  # NaN fails both comparisons
         raise ValueError(
             f"temperature: expected finite and above 0, got {high if low > 0 else low}; to learn one, learn its "
             "logarithm and pass log_temperature.exp()"

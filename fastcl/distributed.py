@@ -1,13 +1,13 @@
 """Losses over the batches of all processes: gathered keys, a ring of keys, queues; on torch.distributed (gloo, nccl).
 
-No loss formula and no kernel: a loss is given its negatives from elsewhere. Everything here is a collective: every rank
-of the group calls it, in the same order, backward included. Batches may differ in size from rank to rank, and one may
-be empty: its loss and gradients are 0. The sizes are exchanged first. A call that one rank refuses is refused by all,
-by the others with a RuntimeError that names the rank, so that nobody waits.
+No loss formula and no kernel is here: losses get negatives from other ranks. Every function is a collective, which all
+ranks of the group must call in the same order, its backward pass included. Batches may differ in size between ranks,
+since ranks exchange their sizes first. A batch may be empty; its loss and gradients are 0. Where one rank refuses its
+arguments, all other ranks raise a RuntimeError that names it, so that no rank waits.
 
-Scale: a reduced loss is such that its mean over the ranks is the loss of the one big batch (the ranks' rows, one rank
-after the other), and so is the mean over the ranks of its gradients, which is what DistributedDataParallel takes. Who
-sums the gradients divides by the number of ranks.
+Scale: the mean over the ranks of a reduced loss is the loss of the one big batch (the ranks' rows, one rank after the
+other). The mean over the ranks of its gradients, which DistributedDataParallel computes, is the gradient of that loss.
+Code that sums gradients over ranks must divide by the number of ranks.
 """
 
 import functools
@@ -44,7 +44,7 @@ class _Gather(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """The owner's rows of the sum over ranks, added in at least float32."""
+        """This rank's rows of the gradient summed over ranks, in float32 or wider."""
         if torch.is_grad_enabled():
             # Not once_differentiable: second derivatives then came out wrong without a word.
             raise RuntimeError("fastcl.distributed.gather: double backward (create_graph=True) is not supported")
@@ -58,15 +58,15 @@ class _Gather(Function):
 def gather(x: Tensor, group: Group = None) -> Tensor:
     """The rows of all ranks, one rank after the other, on every rank: [N_r, ...] -> [sum of N_r, ...].
 
-    For keys, ids and log q alike. The gradient of a row is the sum of what all ranks' losses send to it (open_clip's
-    gather_with_grad). A loss of gathered arguments on both sides is the global form of any loss: every rank computes
-    the whole big batch. `gathered` and `ring` compute a rank's own rows only.
+    It serves keys, ids and log q. The gradient of a row is the sum of its gradients from all ranks' losses (open_clip's
+    gather_with_grad). Any loss has a global form, in which all arguments are gathered and every rank computes the whole
+    big batch. `gathered` and `ring` compute a rank's own rows only.
 
     Args:
-        x: [N_r, ...], any dtype; N_r and nothing else may differ between ranks.
-        group: a process group; the default one if None.
+        x: [N_r, ...], any dtype; only N_r may differ between ranks.
+        group: a process group; None: the default group.
 
-    Errors: TypeError and ValueError for what is not a tensor with rows. Double backward is not offered.
+    Errors: TypeError and ValueError unless x is a tensor with rows. Double backward is not supported.
 
     >>> import torch, torch.distributed as dist, fastcl.distributed
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -78,7 +78,7 @@ def gather(x: Tensor, group: Group = None) -> Tensor:
 
 
 def _rows(name: str, x: Any) -> tuple[int, object]:
-    """The number of rows, and what ranks have to have alike for the rows to be gathered."""
+    """The number of rows, and the facts that must be equal on all ranks for the rows to be gathered."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     if x.dim() == 0:
@@ -91,14 +91,14 @@ def _rows(name: str, x: Any) -> tuple[int, object]:
 
 
 def _learns(x: Tensor | None) -> bool:
-    """Whether backward will be a collective."""
+    """Whether x has a gradient, so that the backward pass is a collective."""
     return x is not None and x.requires_grad and torch.is_grad_enabled()
 
 
 def row_ids(count: int, group: Group = None, device: torch.device | str = "cpu") -> Tensor:
-    """Numbers [count] of this rank's rows in the big batch: ids that no other row of any rank has.
+    """Numbers [count] of this rank's rows in the big batch, which serve as ids that no other row of any rank has.
 
-    NT-Xent over all ranks, for instance: a row is not to meet itself or its partner, so both carry the same id.
+    In NT-Xent over all ranks, for example, a row and its partner have the same id, so that neither is a negative.
 
     >>> import torch, torch.distributed as dist, fastcl.distributed
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -114,7 +114,7 @@ def row_ids(count: int, group: Group = None, device: torch.device | str = "cpu")
 
 
 class _Anonymous(NamedTuple):
-    """A queue whose ids are not looked at."""
+    """A queue whose ids the loss does not see."""
 
     queue: Any
 
@@ -123,7 +123,7 @@ class _Anonymous(NamedTuple):
 
 
 def _both_directions(one: Loss) -> Loss:
-    """`one`, with `symmetric=True` for half the sum of both directions, as in `fastcl.infonce`."""
+    """`one` with an option `symmetric`: True takes half the sum of both directions, as in `fastcl.infonce`."""
 
     @functools.wraps(one)
     def loss(query: Tensor, positive_key: Tensor, *, symmetric: bool = False, **options: Any) -> Tensor:
@@ -140,9 +140,9 @@ def _refuse(options: dict[str, Any], names: tuple[str, ...], why: str) -> None:
 
 
 def _call_without_rows(loss: Loss, query: Tensor, positive_key: Tensor, options: dict[str, Any]) -> None:
-    """Raises what the loss has against its options before anything is sent: it refuses them for no rows, too."""
+    """Calls the loss without rows before anything is sent, so that it raises its errors about options."""
     inspect.signature(loss).bind(query, positive_key, **options)
-    # A caller's function (`weight_fn`) may need rows. A queue is a module, which can be called as well.
+    # Functions (`weight_fn`) are left out, since they may need rows. A queue is callable too, as all modules are.
     given = {name: value for name, value in options.items() if name == "queue" or not callable(value)}
     no_rows = {name: x[:0] if isinstance(x, Tensor) and x.dim() else x for name, x in given.items()}
     with torch.no_grad():
@@ -159,9 +159,9 @@ def _columns(
     loss: Loss,
     options: dict[str, Any],
 ) -> tuple[int, object]:
-    """What is sent to other ranks, checked before it travels: its rows, and what has to be alike everywhere.
+    """Checks what is sent to other ranks. Returns its number of rows, and the facts that must be equal on all ranks.
 
-    options: the loss's other arguments; numbers and names among them have to be alike.
+    options: the loss's other arguments; numbers and names among them must be equal on all ranks.
     """
     for name, value in (("queue", queue), ("log_q", log_q)):
         if symmetric and value is not None:
@@ -180,28 +180,28 @@ def _columns(
 
 
 def _share(sizes: list[int], reduction: str) -> float:
-    """What this rank's sum is multiplied by; see Scale in the module's documentation."""
+    """The factor of this rank's sum; the module's docstring explains it (Scale)."""
     return len(sizes) / ((sum(sizes) or 1) if reduction == "mean" else 1)
 
 
-# Any loss of any arguments, for those that have no local form.
+# The advice for losses without a local form.
 _ELSE = "over all ranks, call the loss with gathered arguments: loss(fastcl.distributed.gather(x), ...)"
 
 
 def gathered(loss: Loss, group: Group = None) -> Loss:
-    """`loss` with the positives of all ranks as negatives: this rank's rows of the big batch's loss (the local form).
+    """The local form of `loss`: this rank's rows of the big batch's loss, with the positives of all ranks as negatives.
 
-    Takes any loss with the arguments of `fastcl.infonce` (`fastcl.sampled_softmax` as well). Others raise TypeError:
-    give them `gather`ed arguments (siglip, supcon, bpr, uniformity, ...). The returned function takes query,
-    positive_key [N_r, D], and by name the loss's temperature, reduction, normalize, queue, ids, log_q, weight,
-    symmetric and constants, each for this rank's rows; they mean what they mean there, with the big batch in the place
-    of the batch. Without ids a row leaves out its own positive only. Holds the keys of all ranks, unlike `ring`.
+    It takes any loss with the arguments of `fastcl.infonce`, and `fastcl.sampled_softmax`. Others (siglip, supcon, bpr,
+    uniformity, ...) are a TypeError; call them with `gather`ed arguments. The returned function takes query and
+    positive_key [N_r, D] and, by name, the loss's temperature, reduction, normalize, queue, ids, log_q, weight,
+    symmetric and constants, each for this rank's rows. Their meaning is that of the loss on the big batch. Without ids
+    a row leaves out its own positive only. The keys of all ranks are held in memory; `ring` avoids that.
 
     Reductions: "mean" is (number of ranks / rows of all ranks) times the sum of this rank's rows, "sum" the number of
-    ranks times their sum, for the reason given at the top of this module; "none" gives the rows as they are.
+    ranks times their sum, so that the mean over ranks is the loss of the big batch; "none" returns this rank's rows.
 
-    Weights that look at the whole batch (`fastcl.dclw`) see this rank's rows. negative_keys and what belongs to them,
-    and in_batch, raise ValueError: the gathered keys take their place.
+    Weights that depend on the whole batch (`fastcl.dclw`) see this rank's rows only. negative_keys with their ids and
+    log q, and in_batch, raise ValueError, since the gathered keys take their place.
 
     >>> import torch, torch.distributed as dist, fastcl.distributed
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -238,7 +238,7 @@ def gathered(loss: Loss, group: Group = None) -> Loss:
             return _columns(query, positive_key, ids, log_q, queue, symmetric, loss, every)
 
         sizes = agree(checked, group)
-        if isinstance(options.get("hardness"), Mapping):  # the batch's keys come as others do
+        if isinstance(options.get("hardness"), Mapping):  # the loss gets the batch's keys as negatives from elsewhere
             of = options["hardness"]
             options["hardness"] = {"negative_keys": of.get("in_batch", 0.0), "queue": of.get("queue", 0.0)}
         ids = None if ids is None else as_ids("ids", ids, ("N",))
@@ -265,10 +265,11 @@ def gathered(loss: Loss, group: Group = None) -> Loss:
 def ring(loss: Loss, group: Group = None) -> Loss:
     """`gathered` in memory that does not grow with the number of ranks: keys travel from rank to rank.
 
-    Each rank holds one other rank's keys at a time and merges its log-sum-exp into its own; in backward the keys travel
-    once more and take their gradients along. The same values and gradients as `gathered`, for one more pass of the keys
-    over the network. Takes losses that are formulas over `pos` and `lse`: infonce, dcl, dclw, debiased_infonce,
-    infonce_plus, mine, mine_plus (TypeError for others); no queue. Double backward is not offered.
+    Each rank holds the keys of one other rank at a time and merges their log-sum-exp into its own. In the backward pass
+    the keys travel once more, together with their gradients. Values and gradients are those of `gathered`, for one more
+    pass of the keys over the network. It takes the losses that are formulas over `pos` and `lse`: infonce, dcl, dclw,
+    debiased_infonce, infonce_plus, mine, mine_plus (TypeError for others), without a queue. Double backward is not
+    supported.
 
     >>> import torch, torch.distributed as dist, fastcl.distributed
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -346,9 +347,10 @@ def ring(loss: Loss, group: Group = None) -> Loss:
 def push(
     queue: NegativeQueue, keys: Tensor, ids: Tensor | None = None, log_q: Tensor | None = None, group: Group = None
 ) -> Evicted:
-    """`queue.push` of the keys of all ranks, in rank order: queues that start alike stay alike (MoCo's).
+    """`queue.push` of the keys of all ranks, in rank order, so that equal queues stay equal on all ranks (as in MoCo).
 
-    For a queue per rank (CLRec's) call `queue.push` itself, and `keep_local` if the queue is part of the model.
+    For a different queue on each rank (as in CLRec) call `queue.push` itself, and `keep_local` if the queue is part of
+    the model.
 
     >>> import torch, torch.distributed as dist, fastcl.distributed
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -361,7 +363,7 @@ def push(
 
     def checked() -> tuple[int, object]:
         queue._check(keys, ids, log_q)
-        queue._counted()  # refuses what is no queue
+        queue._counted()  # raises for buffers that hold no valid queue
         rows, alike = _rows("keys", keys.detach())
         return rows, ("push", alike, ids is None, log_q is None)
 
@@ -377,8 +379,8 @@ def push(
 def keep_local(model: torch.nn.Module) -> None:
     """Makes DistributedDataParallel leave the model's queues alone; call it before wrapping the model.
 
-    DDP overwrites the buffers of all ranks with those of rank 0, when it is made and at every forward. For queues kept
-    alike by `push` that changes nothing, but a queue that each rank fills itself would be lost.
+    DDP overwrites the buffers of all ranks with those of rank 0 when it is constructed and at every forward pass. That
+    changes nothing in queues that `push` keeps equal, but loses a queue that each rank fills itself.
 
     >>> import torch, fastcl.distributed
     >>> model = torch.nn.ModuleDict({"encoder": torch.nn.Linear(3, 2), "queue": fastcl.NegativeQueue(8, 2)})

@@ -1,8 +1,8 @@
-"""Judging an encoder by its embeddings: nearest neighbours, a linear probe, retrieval in both directions.
+"""Evaluation of an encoder by its embeddings: nearest neighbours, a linear probe, retrieval in both directions.
 
-Every figure is exact, on the device of the embeddings, and computed in chunks, so that no N x M matrix is stored.
-Nothing here has a gradient. Alignment and uniformity, the other usual figures, are `fastcl.alignment` and
-`fastcl.uniformity`; called under `torch.no_grad()` after every epoch they show how an encoder got where it is.
+Every figure is exact and computed on the device of the embeddings, in chunks, so that no N x M matrix is stored.
+Nothing here has a gradient. `fastcl.alignment` and `fastcl.uniformity` are two further usual figures; under
+`torch.no_grad()` after every epoch they show the course of a training.
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ def knn_accuracy(
 
         argmax_c  sum over the k nearest train rows j of class c of exp(s_ij / temperature),    s = cosine,
 
-    is that of test row i. Nothing is trained, so it can be watched after every epoch.
+    is that of test row i. Nothing is trained, so that the figure is cheap enough for every epoch.
 
     Args:
         train, test: [M, D] and [N, D], any floating dtype, M, N >= 1; normalised here.
         train_labels, test_labels: [M] and [N], integers from 0.
-        k: 1 <= k <= M neighbours. Among equal similarities at the k-th place any may be taken.
+        k: number of neighbours, 1 <= k <= M. Of equal similarities at the k-th place any may be taken.
         temperature: > 0.
 
     Returns: a share from 0 to 1. The lower class wins a tie.
@@ -84,7 +84,7 @@ def linear_probe(
         train, test: [M, D] and [N, D], any floating dtype, M, N >= 1. Each column is shifted and scaled to mean 0 and
             standard deviation 1 over train, so that `l2` means the same for every encoder.
         train_labels, test_labels: [M] and [N], integers from 0.
-        l2: > 0. iterations: of L-BFGS, at most.
+        l2: > 0. iterations: the most iterations of L-BFGS.
 
     Returns: a share from 0 to 1.
 
@@ -131,8 +131,8 @@ def retrieval(
     *,
     k: Sequence[int] = (1, 5, 10),
 ) -> dict[str, float]:
-    """Recall@k of finding row i of `key` by row i of `query` among all rows by cosine, and the other way round: image
-    to text and text to image.
+    """Recall@k of finding row i of `key` by row i of `query` among all rows by cosine, and of the reverse direction
+    (image to text and text to image).
 
         rank_i = 1 + #{j: s_ij > s_ii} + #{j != i: s_ij = s_ii} / 2,    recall@k = mean of [rank <= k]
 
@@ -207,6 +207,6 @@ def _check_labels(x: Tensor, labels: Tensor, name: str) -> None:
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise TypeError(f"{name}: expected an integer dtype, got {labels.dtype}")
     if labels.shape != x.shape[:1]:
-        raise ValueError(f"{name}: expected [{len(x)}], one a row, got {list(labels.shape)}")
+        raise ValueError(f"{name}: expected [{len(x)}], one per row, got {list(labels.shape)}")
     if labels.min() < 0:
         raise ValueError(f"{name}: expected integers from 0, got {int(labels.min())}")

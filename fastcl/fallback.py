@@ -1,8 +1,8 @@
-"""The op's two kernels in chunked PyTorch, for devices the compiled part does not serve; memory O(chunk * M).
+"""The op's two kernels in chunked PyTorch, for devices without compiled kernels; memory O(chunk * M).
 
-Registered under every dispatch key at once, so a compiled kernel, where there is one, simply takes precedence. They
-must agree with the kernels in every rule of `fastcl.ops.contrast`; this is no place for features of its own. Autograd
-can differentiate them (nothing is written in place, empty rows give zeros), which is how double backward works.
+They are registered for all devices; a compiled kernel takes precedence where there is one. They follow the rules of the
+compiled kernels (`fastcl.ops.contrast`) and have no features of their own. Autograd can differentiate them, since
+nothing is written in place and empty rows give zeros; double backward relies on that.
 """
 
 import functools
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastcl.arithmetic import compute_dtype, finite_or_nan, logsumexp, no_autocast, softmax_weights
 
-# Bounds the logits held at once to 16 MiB in float32: enough work per launch, small beside the inputs it serves.
+# The logits held at once take at most 16 MiB in float32: enough work per launch, and small against the inputs.
 _CHUNK_ELEMENTS = 1 << 22
 
 
@@ -27,7 +27,7 @@ def _forced() -> bool:
     return value == "1"
 
 
-# Whether the environment asks for these kernels on the CPU too; read once, at import. Such a wish needs no warning.
+# Whether FASTCL_FALLBACK=1 asks for these kernels on the CPU too, read once at import. Then no warning is needed.
 FORCED = _forced()
 _announced: set[str] = {"cpu"} if FORCED else set()
 
@@ -42,7 +42,7 @@ def _announce(device: torch.device) -> None:
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as it is registered: says once per type of device that no compiled kernel runs there."""
+    """`function` as it is registered: it warns once per type of device that no compiled kernel runs there."""
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:
@@ -95,7 +95,7 @@ def forward(
     cap: Tensor,  # [N], or [0]
     factor: float,
     row_grad: bool,
-    *expected: Any,  # sums over columns on the way are for the compiled kernels
+    *expected: Any,  # unused: only compiled kernels sum over columns in the forward pass
 ) -> tuple[Tensor, ...]:
     dtype = compute_dtype(query, key, positive)
     n, m = query.shape[0], key.shape[0]
@@ -109,7 +109,7 @@ def forward(
         lse.append(logsumexp(x))
         if row_grad:
             mean_key.append(_put(softmax_weights(x, lse[-1]), out, 0.0) @ k)
-    nothing = (q.new_empty(0) for _ in range(3))  # each one of its own: an op's results must not share memory
+    nothing = (q.new_empty(0) for _ in range(3))  # three tensors, since the results of an op must not share memory
     return pos, torch.cat(lse), torch.cat(mean_key) if row_grad else q.new_empty(0), *nothing
 
 
@@ -138,11 +138,11 @@ def backward(
     bias_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     q = query.to(lse.dtype)
-    # A row with nothing in its sum passes nothing on, whatever a loss on top sends into it.
+    # A row with an empty sum has zero gradient, whatever gradient the loss sends into its lse.
     empty = lse == -torch.inf
     grad_lse = grad_lse.masked_fill(empty, 0.0)
     s = _row_scale(scale, factor, q.shape[0], q)
-    # What is not wanted is an empty tensor, each one of its own: an op's results must not share memory.
+    # Gradients that are not wanted are separate empty tensors, since the results of an op must not share memory.
     d_query, d_key, d_positive, d_scale, d_bias = (q.new_empty(0) for _ in range(5))
     if query_grad or scale_grad:
         row = grad_lse[:, None] * mean_key.masked_fill(empty[:, None], 0.0)

@@ -1,7 +1,7 @@
-"""How an op of fastcl is declared to torch, and how arguments cross into it.
+"""How an op of fastcl is declared to torch, and how arguments are passed to it.
 
-What contrast (ops.py), softplus_sum (ops_pairwise.py) and normalisation (normalize.py) have in common, and what those
-need who call the ops below autograd. No op is declared here.
+contrast (ops.py), softplus_sum (ops_pairwise.py) and normalisation (normalize.py) share this code, as do callers of the
+ops below autograd. No op is declared here.
 """
 
 import threading
@@ -20,11 +20,11 @@ LIBRARY = torch.library.Library("fastcl", "DEF")
 
 
 def implement(name: str, function: Callable[..., Any]) -> None:
-    """Registers the chunked PyTorch twin of an op, and a batch of calls as calls one after the other."""
+    """Registers the chunked PyTorch form of an op, and its rule for torch.vmap, which calls the op once per element."""
     LIBRARY.impl(name, fallback.kernel(function), "CompositeExplicitAutograd")
     if fallback.FORCED:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch remarks that a kernel is replaced
+            warnings.simplefilter("ignore")  # torch warns that a kernel is replaced
             LIBRARY.impl(name, fallback.kernel(function), "CPU")
     op = getattr(torch.ops.fastcl, name).default
 
@@ -41,7 +41,7 @@ def implement(name: str, function: Callable[..., Any]) -> None:
 
 
 def take_zeros(name: str) -> None:
-    """Tensors of zeros without memory, as autograd makes some, are given memory before they reach the op."""
+    """Gives memory to tensors of zeros without memory, which autograd may make, before they reach the op."""
     op = getattr(torch.ops.fastcl, name).default
 
     def run(*args: Any) -> Any:
@@ -51,8 +51,8 @@ def take_zeros(name: str) -> None:
 
 
 def absent(dtype: torch.dtype) -> Tensor:
-    """[0], made by a thread of its own: modes and default devices belong to a thread, and whoever imports fastcl first
-    may be inside `torch.device("meta")`, inference mode, FakeTensorMode or a transform of torch.func.
+    """An empty tensor [0], made in a thread of its own. Modes and default devices belong to a thread, and the import of
+    fastcl may run inside `torch.device("meta")`, inference mode, FakeTensorMode or a transform of torch.func.
     """
     made: list[Tensor] = []
     thread = threading.Thread(target=lambda: made.append(torch.empty(0, dtype=dtype, device="cpu")))
@@ -61,28 +61,28 @@ def absent(dtype: torch.dtype) -> Tensor:
     return made[0]
 
 
-# An optional tensor crosses the op boundary as an empty 1-D tensor: the stable C ABI has no cheap Optional.
+# An absent tensor is passed to an op as an empty 1-D tensor, since the stable C ABI has no cheap Optional.
 NONE = absent(torch.float32)
 
 
 def none_for(t: Tensor) -> Tensor:
-    """An absent tensor beside `t`: FakeTensorMode and subclasses that dispatch take none but their own kind."""
+    """The absent tensor for ops that get `t`. FakeTensorMode and dispatching subclasses accept their own kind only."""
     return NONE if type(t) is Tensor or type(t) is Parameter else t.new_empty(0, dtype=torch.float32)
 
 
 def handed_over(names: tuple[str, ...], given: tuple[Tensor | None, ...], none: Tensor) -> list[Tensor]:
-    """Tensors as the ops take them: contiguous, and `none` for an absent one."""
-    unchecked = fallback.FORCED  # by the compiled part, which looks at the memory behind each tensor
+    """Tensors as the ops take them: contiguous, and `none` in place of an absent one."""
+    unchecked = fallback.FORCED  # the compiled part, which checks the memory of each tensor, does not run then
     tensors = [
         none if t is None else t if t.is_contiguous() and not unchecked else packed(name, t)
         for name, t in zip(names, given, strict=True)
     ]
     if torch.compiler.is_compiling():
-        # Dynamo refuses a Function that gets one tensor twice, as in-batch negatives (positive is key) do.
+        # Dynamo refuses a Function that gets one tensor twice, as with in-batch negatives, where positive is key.
         return [t.view_as(t) for t in tensors]
     return tensors
 
 
 def scale_and_factor(scale: float | Tensor, none: Tensor) -> tuple[Tensor, float]:
-    """How a scale crosses the op boundary."""
+    """The two arguments (tensor, number) by which a scale is passed to an op."""
     return (scale, 1.0) if isinstance(scale, Tensor) else (none, float(scale))

@@ -1,6 +1,6 @@
-"""How a loss of the registry becomes a module: its settings are those of the constructor, a batch goes to forward.
+"""Makes a module of each loss of the registry: the constructor takes the settings, forward takes a batch.
 
-Formulas and checks of tensors stay with the functions. `fastcl.nn` holds the classes that are made here.
+The functions keep the formulas and the checks of tensors. `fastcl.nn` holds the classes that are made here.
 """
 
 import inspect
@@ -15,7 +15,7 @@ from fastcl.registry import Loss
 class LossModule(nn.Module):
     """The settings of a loss as attributes: parameters and modules are registered, other tensors are buffers."""
 
-    settings: tuple[str, ...] = ()  # the names of those that are set
+    settings: tuple[str, ...] = ()  # the names of the settings that were given
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def _shown(value: Any) -> str:
 
 
 def signatures(loss: Loss) -> tuple[inspect.Signature, inspect.Signature]:
-    """Of the constructor, and of forward: the inputs, and by name whatever the constructor takes."""
+    """The signatures of the constructor and of forward. forward takes the inputs and, by name, all settings."""
     whole = inspect.signature(loss.function)
     parameters = list(whole.parameters.values())
     inputs, settings = parameters[: loss.inputs], parameters[loss.inputs :]
@@ -60,7 +60,7 @@ def signatures(loss: Loss) -> tuple[inspect.Signature, inspect.Signature]:
 
 
 def module_of(loss: Loss, home: str) -> type[LossModule]:
-    """The class of a loss, as if it were written in the module called `home`."""
+    """The module class of a loss. home: the name of the module in which the class appears to be written."""
     function = loss.function
 
     def forward(self: LossModule, *inputs: Tensor, **options: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""momentum_update: an encoder that slowly follows another, whose keys fill a queue. No loss and no optimizer."""
+"""momentum_update: makes an encoder, whose keys fill a queue, slowly follow another one. No loss, no optimizer."""
 
 import torch
 from torch import Tensor, nn
@@ -8,17 +8,17 @@ from torch import Tensor, nn
 def momentum_update(target: nn.Module, source: nn.Module, m: float) -> None:
     """target = m target + (1 - m) source, in place (MoCo, He et al. 2020, Eq. 2; its m is 0.999).
 
-    The target starts as `copy.deepcopy(source).requires_grad_(False)` and is updated before it encodes a step's keys,
-    which go into a `NegativeQueue`: keys of nearby steps then come from nearly the same encoder. Parameters are mixed,
-    buffers (running means of a BatchNorm, a queue) copied. Takes no gradient and leaves none; gradients of source and
-    the optimizer are untouched. Under torch.distributed every rank computes the same.
+    The target begins as `copy.deepcopy(source).requires_grad_(False)` and is updated before it encodes the keys of a
+    step, which go into a `NegativeQueue`; keys of nearby steps then come from nearly the same encoder. Parameters are
+    mixed; buffers (running means of a BatchNorm, a queue) are copied. No gradient is used or changed. Under
+    torch.distributed every rank computes the same values.
 
     Args:
-        target, source: modules of the same structure: parameters and buffers of the same names and shapes, on the same
-            devices; dtypes may differ.
-        m: in [0, 1]; 0 copies, 1 changes no parameter.
+        target, source: modules whose parameters and buffers have the same names, shapes and devices; dtypes may differ.
+        m: in [0, 1]; 0 copies the parameters, 1 does not change them.
 
-    Errors: TypeError for what is not a module or a number, ValueError for m outside and for another structure.
+    Errors: TypeError unless the arguments are modules and a number, ValueError for m outside of [0, 1] and for modules
+        of different structure.
 
     >>> import copy, torch
     >>> from fastcl.momentum import momentum_update

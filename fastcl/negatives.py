@@ -1,11 +1,11 @@
 """NegativeQueue: a ring buffer of encoded keys that serve as negatives. It computes no loss and no gradient.
 
-All state of a queue is in its buffers, none in Python numbers: whatever copies, sends, shares or captures tensors has
-the whole queue. There are two ways to read it, with equal values:
+All state of a queue is in its buffers and none in Python numbers, so that code which copies, sends, shares or captures
+tensors handles the whole queue. There are two ways to read a queue, with equal values:
 - On the CPU, outside code that is compiled, traced or transformed, the counters are read as numbers, and a loss sees
   the filled slots.
-- Elsewhere a number would have to be waited for, or would become a constant of a graph. A loss then sees every slot;
-  an empty one has the log q inf, hence the bias -inf, which takes it out of the sum.
+- Elsewhere reading a number would wait for the device or make the number a constant of a graph. A loss then sees every
+  slot; an empty slot has log q = inf, hence the bias -inf, which takes it out of the sum.
 """
 
 import warnings
@@ -35,24 +35,24 @@ _SIZE, _SEAL = (Counters._fields.index(name) for name in ("size", "seal"))
 
 
 class Columns(NamedTuple):
-    """What a loss reads of a queue."""
+    """The columns that a loss reads from a queue."""
 
     keys: Tensor  # [M, D]
     ids: Tensor | None  # [M]
     log_q: Tensor | None  # [M]
-    held: Tensor | None = None  # [], how many of the M are entries; the others' log q is inf. None: all
+    held: Tensor | None = None  # [], how many of the M columns are entries; all others have log q inf. None: all M
 
 
 class Evicted:
-    """Entries of a queue, oldest first: what a push drove out, or a copy of the newest ones. A loss takes them in a
-    queue's place. `ids` and `log_q` are None where the queue holds none.
+    """Entries of a queue, oldest first: those that a push evicted, or copies of the newest. Losses take them in place
+    of a queue. `ids` and `log_q` are None where the queue holds none.
 
-    How many there are is a number on the queue's device: reading keys, ids, log_q or the length waits for a GPU, giving
-    them to a loss does not.
+    The number of entries is on the queue's device: reading keys, ids, log_q or the length waits for a GPU, but passing
+    the entries to a loss does not.
     """
 
     def __init__(self, rows: State, source: "NegativeQueue") -> None:
-        self._rows = rows  # the entries are the last `size` of them
+        self._rows = rows  # the entries are the last `size` rows
         self._source = source
 
     def _entries(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -94,23 +94,23 @@ class Evicted:
 class NegativeQueue(nn.Module):
     """The newest `capacity` keys pushed, as frozen negatives (MoCo, He et al. 2020; CLRec, Zhou et al. 2021).
 
-    Starts empty: slots that were never filled are no negatives. Losses read the queue and never push; push in the
-    training step, after the loss (the batch's own keys are already in it) or before. Pushing between forward and
-    backward changes no gradient, because frozen keys take no part in backward.
+    A queue begins empty, and slots that were never filled are no negatives. Losses read the queue and never push. Push
+    in the training step, after the loss (which has the batch's own keys already) or before it. A push between forward
+    and backward changes no gradient, since frozen keys take no part in the backward pass.
 
-    All of its state are buffers: copies, state dicts, DistributedDataParallel's broadcasts, shared memory and captured
-    graphs hold the queue whole, and neither a loss nor a push waits for a GPU. `len`, `keys`, `ids` and `log_q` do. A
-    state dict of another capacity is loaded with the newest rows that fit; one that does not fit otherwise raises
-    RuntimeError and leaves the queue as it was. Under torch.compile losses and pushes are one graph for all fillings.
-    An average over several moments (`AveragedModel(use_buffers=True)`) is no queue: reading one raises RuntimeError,
-    and in compiled code and on a GPU its loss is NaN.
+    All state is in buffers, so that copies, state dicts, DistributedDataParallel's broadcasts, shared memory and
+    captured graphs hold the whole queue. Losses and pushes never wait for a GPU; `len`, `keys`, `ids` and `log_q` do.
+    Loading a state dict of another capacity keeps the newest rows that fit. A state dict that differs otherwise raises
+    RuntimeError and leaves the queue as it was. Under torch.compile losses and pushes need one graph for all fillings.
+    An average of a queue's buffers over several steps (`AveragedModel(use_buffers=True)`) is no queue: reading it is a
+    RuntimeError, and in compiled code and on a GPU its loss is NaN.
 
-    MoCo's keys come from a second encoder that follows the first: `fastcl.momentum.momentum_update`. With several
-    processes, `fastcl.distributed.push` keeps the ranks' queues alike, and `fastcl.distributed.keep_local` keeps
-    DistributedDataParallel away from queues that each rank fills itself.
+    In MoCo keys come from a second encoder that follows the first (`fastcl.momentum.momentum_update`). With several
+    processes, `fastcl.distributed.push` keeps the queues of all ranks equal, and `fastcl.distributed.keep_local` keeps
+    DistributedDataParallel from overwriting queues that each rank fills itself.
 
     Args:
-        capacity: number of keys held at most, >= 1.
+        capacity: the most keys that the queue holds, >= 1.
         dim: features per key, >= 1.
         dtype: float64, float32, bfloat16 or float16; pushed keys are converted to it.
 
@@ -138,12 +138,12 @@ class NegativeQueue(nn.Module):
             raise TypeError(f"dtype: expected float64, float32, bfloat16 or float16, got {dtype}")
         for name, buffer in zip(NAMES, empty(capacity, dim, dtype), strict=True):
             self.register_buffer(name, buffer)
-        # Whether pushes came with log q and without it, as far as this process knows: for refusals where the counters
-        # are not at hand, never for a value.
+        # Whether this process has pushed with log q and without it. Only error checks use these flags, where the
+        # counters cannot be read; no value depends on them.
         self._with_log_q = self._without_log_q = False
 
     def reset_parameters(self) -> None:
-        """Empties the queue; the name is the one that module initialisers call after `to_empty`."""
+        """Empties the queue. Module initialisers call a method of this name after `to_empty`."""
         for buffer, value in zip(self._state(), (0.0, NO_ID, EMPTY, 0), strict=True):
             buffer.fill_(value)
         self._with_log_q = self._without_log_q = False
@@ -166,19 +166,19 @@ class NegativeQueue(nn.Module):
 
     @property
     def ids(self) -> Tensor | None:
-        """[len], int64, a view; None until a push brought ids. Entries without one hold `NO_ID` and match nothing."""
+        """[len], int64, a view; None until a push brings ids. Entries without one hold `NO_ID`, which equals no id."""
         numbers = self._numbers()
         return self._ids[: numbers.size] if numbers.has_ids else None
 
     @property
     def log_q(self) -> Tensor | None:
-        """[len], float32, a view; None until a push brought log sampling probabilities. Entries without one hold 0."""
+        """[len], float32, log sampling probabilities, a view; None until a push brings some. Entries without hold 0."""
         numbers = self._numbers()
         return self._log_q[: numbers.size] if numbers.has_log_q else None
 
     def columns(self, corrected: bool) -> Columns:
-        """What a loss reads: the entries where the counters are at hand, else every slot. corrected: whether the loss
-        has a log q for its positives; ValueError where the queue's slots say otherwise and the counters do not tell.
+        """The columns that a loss reads: the entries where the counters can be read, else every slot. corrected:
+        whether the loss has a log q for its positives; ValueError where pushes are known to have differed in that.
         """
         if _at_hand(self._counters):
             numbers = self._numbers()
@@ -189,11 +189,11 @@ class NegativeQueue(nn.Module):
 
     @torch.no_grad()
     def push(self, keys: Tensor, ids: Tensor | None = None, log_q: Tensor | None = None) -> Evicted:
-        """Appends keys [B, D] (any B, also above the capacity), ids [B] (any integer dtype) and log_q [B]; returns what
-        fell out.
+        """Appends keys [B, D] (B may exceed the capacity), ids [B] (any integer dtype) and log_q [B]; returns the
+        evicted entries.
 
-        Of a batch larger than the capacity the first keys pass straight through and are returned among the evicted. An
-        argument may be a view of the queue's own rows. TypeError and ValueError leave the queue as it was.
+        Of a batch larger than the capacity the first keys are returned among the evicted entries. Arguments may be
+        views of the queue's own rows. TypeError and ValueError leave the queue as it was.
         """
         self._check(keys, ids, log_q)
         before = self._counted()
@@ -202,10 +202,10 @@ class NegativeQueue(nn.Module):
             buffer.new_full((count,), missing) if given is None else given.detach().to(buffer, copy=True)
             for buffer, given, missing in ((self._keys, keys, 0.0), (self._ids, ids, NO_ID), (self._log_q, log_q, 0.0))
         ]
-        # From here on nothing is refused.
-        kept = capacity if count > capacity else count  # not min(), which leaves a graph of any B a guard
+        # No error is raised from here on, so that a refused push leaves the queue as it was.
+        kept = capacity if count > capacity else count  # min() would leave a guard in a graph for any B
         slots = (torch.arange(kept, device=self._keys.device) + before.head) % capacity
-        # Free slots come first among those to be written, then the oldest entries.
+        # The slots to be written are first the free ones, then those of the oldest entries.
         evicted = [buffer.index_select(0, slots) for buffer in (self._keys, self._ids, self._whole_log_q())]
         if count > kept:
             evicted = [torch.cat([old, x[: count - kept]]) for old, x in zip(evicted, new, strict=True)]
@@ -222,7 +222,7 @@ class NegativeQueue(nn.Module):
 
     @torch.no_grad()
     def newest(self, count: int) -> Evicted:
-        """Copies of the newest `count` entries, of all where there are fewer: losses take them in a queue's place."""
+        """Copies of the newest `count` entries, or of all of fewer entries. Losses take them in place of a queue."""
         if isinstance(count, bool) or not isinstance(count, int):
             raise TypeError(f"count: expected an int, got {type(count).__name__}")
         if count < 0:
@@ -238,7 +238,7 @@ class NegativeQueue(nn.Module):
         return State(self._keys, self._ids, self._log_q, self._counters)
 
     def _counted(self) -> Counters:
-        """As ints where they are at hand (RuntimeError for what is no queue), else as tensors."""
+        """The counters as ints where they can be read (RuntimeError for buffers of no valid queue), else as tensors."""
         return self._numbers() if _at_hand(self._counters) else Counters(*self._counters.unbind())
 
     def _numbers(self) -> Counters:
@@ -252,15 +252,15 @@ class NegativeQueue(nn.Module):
         return numbers
 
     def _whole_log_q(self) -> Tensor:
-        """log q of every slot; NaN where the queue is none and that could not be said."""
+        """log q of every slot; NaN where the buffers are no valid queue, which cannot be raised as an error here."""
         if _at_hand(self._counters):
             return self._log_q
         seal, square = self._counters[_SEAL:].unbind()
         return torch.where(seal * seal == square, self._log_q, torch.nan)
 
     def _refuse_log_q(self, corrected: bool) -> None:
-        """What rows.py refuses by the columns themselves where they are at hand."""
-        # In this order a program that does it right never reads what changes, which would be a graph each.
+        """The check of rows.py for a log q that only some columns have, where the columns cannot be inspected."""
+        # The order of the tests matters: a correct program reads no flag that changes, which would need another graph.
         lacks = corrected and self._without_log_q and not self._with_log_q
         if lacks or (not corrected and self._with_log_q):
             raise ValueError(
@@ -296,12 +296,12 @@ class NegativeQueue(nn.Module):
         log_q, counters = self._log_q, self._counters
         super()._apply(fn, recurse)
         if self._log_q.dtype != torch.float32:
-            self._log_q = log_q.to(self._log_q.device)  # float32 whatever the keys are converted to
+            self._log_q = log_q.to(self._log_q.device)  # stays float32 whatever dtype the keys are converted to
         moved = self._counters
         if moved is counters or moved.is_meta or type(moved) is not Tensor:
             return self
         if counters.is_meta or not torch.equal(counters.to(moved.device), moved):
-            self.reset_parameters()  # to_empty carries nothing over
+            self.reset_parameters()  # after to_empty the memory is uninitialised
         return self
 
     def _load_from_state_dict(
@@ -321,7 +321,7 @@ class NegativeQueue(nn.Module):
         missing_keys += [prefix + name for name in missing]
         unexpected_keys += [prefix + name for name in leftover(entries)]
         if missing:
-            return  # a part of a state is none
+            return  # a part of a state cannot be loaded; the missing names are reported
         try:
             state, numbers = fitted(held, self.capacity, self.dim)
         except ValueError as error:

@@ -1,5 +1,5 @@
-"""Rows divided by their length, as one op for all the inputs of a loss: schemas, autograd, and the plain form that
-serves where the op does not. No loss belongs here.
+"""Normalisation of rows to unit length, in one step for all inputs of a loss: op schemas, autograd, and a plain form
+for where the op does not serve. No loss belongs here.
 """
 
 import math
@@ -36,7 +36,7 @@ take_zeros("normalize_backward")
 
 
 def normalized(x: Tensor) -> Tensor:
-    """x / |x| over the last dimension, 16-bit inputs in float32; zero vectors stay zero and get zero gradient."""
+    """x / |x| over the last dimension, in float32 for 16-bit inputs. Zero vectors stay zero and have zero gradient."""
     return normalized_together(x)[0]
 
 
@@ -45,7 +45,7 @@ def normalized_together(*inputs: Tensor) -> tuple[Tensor, ...]:
     plain = (
         not all([x.is_cpu for x in inputs])
         or fallback.FORCED
-        or torch.compiler.is_compiling()  # which fuses the plain form
+        or torch.compiler.is_compiling()  # torch.compile fuses the plain form
         or functorch_active()
         or forward_ad._current_level >= 0
     )
@@ -64,13 +64,13 @@ def normalized_together(*inputs: Tensor) -> tuple[Tensor, ...]:
 def _plain(x: Tensor) -> tuple[Tensor, Tensor]:
     x = x.to(compute_dtype(x))
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    # Divided by infinity, a zero vector and its gradient are zero.
+    # Division by infinity keeps zero vectors zero and makes their gradient zero.
     norm = norm.masked_fill(norm == 0, math.inf)
     return x / norm, norm
 
 
 class _Normalize(Function):
-    """All inputs in one go: what a Function costs by itself is more than small rows take."""
+    """All inputs in one Function, whose overhead is larger than the work for small inputs."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -82,8 +82,8 @@ class _Normalize(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved, n = ctx.saved_tensors, len(grads)  # unpacked once: checkpointing refuses a second time
-        # Grad mode in here means that someone may want to differentiate what comes out.
+        saved, n = ctx.saved_tensors, len(grads)  # unpacked once; checkpointing refuses to do so twice
+        # Grad mode is on in a backward pass with create_graph=True, whose results may be differentiated.
         run = _differentiable if torch.is_grad_enabled() else _backward
         return tuple(
             [
@@ -96,6 +96,6 @@ class _Normalize(Function):
 
 
 def _differentiable(grad: Tensor, unit: Tensor, inverse: Tensor, x: Tensor) -> Tensor:
-    """The backward op in operations that autograd knows, from x alone."""
+    """The backward op in operations that autograd can differentiate, computed from x alone."""
     unit, norm = _plain(x)
     return ((grad - (grad * unit).sum(-1, keepdim=True) * unit) / norm).to(x.dtype)

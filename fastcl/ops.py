@@ -1,7 +1,7 @@
-"""The one op, `contrast`: schemas, fake kernels, autograd. What every loss shares, and no loss's formula.
+"""The op `contrast`, which all losses over pos and lse share: schemas, fake kernels, autograd. No loss formula is here.
 
-The kernels live in the compiled parts (CPU, CUDA) or in fallback.py (everything else) and know just two ops: forward
-and backward. Backward is itself differentiated through the fallback's plain torch operations.
+Its kernels, forward and backward, are in the compiled parts (CPU, CUDA) or in fallback.py (all other devices).
+Gradients of gradients go through the plain torch operations of the fallback.
 """
 
 import math
@@ -77,29 +77,29 @@ forward_op = torch.ops.fastcl.contrast_forward.default
 backward_op = torch.ops.fastcl.contrast_backward.default
 
 
-# Of the tensors that `contrast` hands over, as their caller calls them.
+# The names of the tensors that `contrast` passes to the op, as its caller knows them, for errors.
 _NAMES = ("query", "key", "positive", "scale", "bias", "row_id", "col_id", "cap", "row_shift", "rest", "weight")
-# The ops' arguments where nothing is expected: no sums over columns wanted, and none saved.
+# The arguments of the forward op without sums over columns, and the empty sums for the backward op.
 PLAIN = (False, False, -math.inf, NONE, NONE, NONE)
 NO_SUMS = (NONE, NONE, NONE)
 
 
 def _in_json(shift: float) -> float:
-    """`shift`, and for -inf the lowest double, which the op takes for it: AOTInductor keeps an op's arguments in JSON,
-    which has no infinity.
+    """`shift`, with the lowest double in place of -inf, which the op treats alike: AOTInductor writes an op's arguments
+    as JSON, which has no infinity.
     """
-    # A literal: under torch.compile(dynamic=True) a number from anywhere else would be an input of the graph.
+    # The number is a literal, since under torch.compile(dynamic=True) a variable would be an input of the graph.
     return max(shift, -1.7976931348623157e308)
 
 
 class Expected(NamedTuple):
-    """What a caller expects to come back into lse, up to one common factor: the derivative by lse_i of
+    """The gradient of lse that a caller expects, up to one common factor: the derivative by lse_i of
 
         weight_i * log(exp(pos_i + shift + row_shift_i) + exp(rest_i) + exp(lse_i))
 
-    While the weights are at hand, the gradient of the keys is summed for it: a matrix product less than computing the
-    similarities again in the backward pass. Only speed depends on it: backward compares what comes with what was
-    expected, and where that differs it computes as without.
+    With it the forward pass sums the gradient of the keys while it has the weights, which saves the matrix product that
+    computes the similarities again in the backward pass. Only speed depends on it: where another gradient comes than
+    the expected one, the backward pass computes as it does without.
     """
 
     shift: float  # -inf: the positive takes no part
@@ -108,11 +108,11 @@ class Expected(NamedTuple):
     weight: Tensor | None = None  # [N]
 
     def with_positive(self, pos: Tensor) -> "Expected":
-        """For a positive [N] that the kernel does not compute: it stands in `rest`, which has no other."""
+        """The expectation for a positive [N] that the kernel does not compute; it takes the place of `rest`."""
         return Expected(-math.inf, None, None if self.shift == -math.inf else pos + self.shift, self.weight)
 
     def beside(self, total: Tensor | None, share: float | Tensor | None) -> "Expected":
-        """With other negatives [N] in `rest`, and with a factor of the gradient that differs from row to row."""
+        """The expectation with other negatives [N] in `rest`, and with a factor of the gradient for each row."""
         expected = self
         if total is not None:
             expected = expected._replace(rest=total if self.rest is None else logaddexp(total, self.rest))
@@ -135,7 +135,8 @@ def check_shift(shift: float, has_positive: bool) -> None:
 
 
 class _Backward(Function):
-    """The backward op as a Function, so that gradients are differentiable too: through plain torch, N x M in memory."""
+    """The backward op as a Function, which makes gradients differentiable, by plain torch with N x M numbers in memory.
+    """
 
     generate_vmap_rule = True
 
@@ -171,10 +172,10 @@ class _Backward(Function):
 
 
 def _grads(ctx: Any, grad_pos: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors  # unpacked once: checkpointing refuses a second time
+    saved = ctx.saved_tensors  # unpacked once; checkpointing refuses to do so twice
     scale, bias = saved[3:5]
     needs = ctx.needs_input_grad[:5]
-    # Grad mode in here means that someone may want to differentiate what comes out.
+    # Grad mode is on in a backward pass with create_graph=True, whose results may be differentiated.
     run = _Backward.apply if torch.is_grad_enabled() else backward_op
     d_query, d_key, d_positive, d_scale, d_bias = run(
         grad_pos.contiguous(), grad_lse.contiguous(), *saved, ctx.factor, *needs
@@ -199,8 +200,8 @@ class _Eager(Function):
         )  # fmt: skip
         ctx.factor = factor
         if not (needs[1] or needs[4]):
-            # Frozen columns take no part in the backward pass. Not saving them is what lets a queue be overwritten in
-            # between.
+            # Frozen columns take no part in the backward pass. They are not saved, so that a queue may be overwritten
+            # between forward and backward.
             key = bias = col_id = cap = none_for(query)
         ctx.save_for_backward(query, key, positive, scale, bias, row_id, col_id, cap, lse, *rows)
         return pos, lse
@@ -211,7 +212,7 @@ class _Eager(Function):
 
 
 class _Functorch(Function):
-    """The same for torch.func, which needs `setup_context`: 16 us a call, so plain autograd goes without."""
+    """`_Eager` for torch.func, which needs `setup_context`. That costs 16 us per call, which plain autograd avoids."""
 
     generate_vmap_rule = True
 
@@ -224,7 +225,7 @@ class _Functorch(Function):
         _, lse, mean_key = output
         ctx.mark_non_differentiable(mean_key)
         *tensors, ctx.factor = inputs
-        # Frozen keys too: functions that torch.func transforms overwrite nothing, and often ask for second derivatives.
+        # Frozen keys are saved too: torch.func often takes second derivatives, and its functions overwrite no tensors.
         ctx.save_for_backward(*tensors, lse, mean_key, *NO_SUMS)
 
     @staticmethod
@@ -243,7 +244,7 @@ def contrast(
     col_id: Tensor | None = None,  # [M]
     cap: Tensor | None = None,  # [N]
 ) -> tuple[Tensor | None, Tensor]:
-    """The two numbers per row that every contrastive loss is made of, without storing the N x M logits.
+    """Two numbers per row, of which contrastive losses are made, without storing the N x M logits.
 
         pos_i = scale_i <q_i, p_i>
         lse_i = log sum over { j : row_id_i != col_id_j, x_ij <= cap_i } of exp(x_ij + bias_j)
@@ -253,35 +254,35 @@ def contrast(
         query: [N, D], float64, float32, bfloat16 or float16, any strides.
         key: [M, D]; M may be 0.
         positive: [N, D]; without it `pos` is None. The positive takes no part in the sum.
-        scale: 1 / temperature: a finite number of any sign, a 0-d tensor or one value a row [N]. Tensors get their
-            gradient and are not looked at: a value that is not finite counts as NaN.
-        bias: [M], added to a column's logits (minus the log sampling probability, for instance); -inf takes the column
+        scale: 1 / temperature: a finite number of any sign, a 0-d tensor, or one value per row [N]. Tensors get a
+            gradient, and their values are not checked: a value that is not finite counts as NaN.
+        bias: [M], added to the logits of each column, such as minus its log sampling probability; -inf takes the column
             out.
-        row_id, col_id: [N] and [M], any integer dtype, both or neither: a column whose id equals the row's is left out
+        row_id, col_id: [N] and [M], any integer dtype, both or neither. A column whose id equals the row's is left out
             of that row's sum.
         cap: [N], floating: a column whose scaled similarity scale_i <q_i, k_j>, without its bias, exceeds cap_i is left
             out of row i's sum. It has no gradient. Similarities within rounding of the cap may be taken either way.
 
     Returns:
-        (pos [N] or None, lse [N]), float32, or float64 if query, key or positive is. A row with nothing to sum has lse
-        = -inf and zero gradient. NaN inputs give NaN in the rows they touch.
+        (pos [N] or None, lse [N]), float32, or float64 if query, key or positive is. A row with an empty sum has
+        lse = -inf and zero gradient. NaN inputs give NaN in the rows that they take part in.
 
-    Infinities: logits are what float arithmetic makes of the inputs. A row with a logit of +inf (an infinite input, a
-    bias of +inf, overflow) has lse = +inf, or NaN if another of its logits is NaN; a column taken out by its id or the
-    cap is no logit. As exp(logit - lse) is NaN where both are +inf, such a row passes NaN on to its query and scale and
-    to the key and bias of every column whose logit is +inf, and to nothing else; other rows never notice. A logit
-    beyond 6e29 in size (6e299 in float64) may count as infinite. On CUDA an infinite entry of a float32 query or key
-    may give NaN for every logit that it takes part in.
+    Infinities: a row with a logit of +inf (from an infinite input, a bias of +inf or overflow) has lse = +inf, or NaN
+    if another of its logits is NaN. Columns left out by their id or the cap do not count. Since exp(logit - lse) is NaN
+    where both are +inf, such a row gives NaN gradients to its query and scale and to the key and bias of every column
+    whose logit is +inf; all other gradients are unaffected. A logit beyond 6e29 in absolute value (6e299 in float64)
+    may count as infinite. On CUDA an infinite entry of a float32 query or key may give NaN in every logit that it takes
+    part in.
 
-    Gradients: query, key, positive, scale and bias; only what is needed is computed. Keys without requires_grad cost no
-    backward product and are not saved: their storage may be overwritten between forward and backward. Backward may run
-    more than once. Gradients of gradients (create_graph=True, torch.func.grad twice) go through plain torch operations:
-    slower, with the N x M weights in memory, and outside torch.func only with a key that requires grad (RuntimeError
-    without), as others are gone by then. Forward-mode differentiation raises NotImplementedError.
+    Gradients: query, key, positive, scale and bias; only those that are needed are computed. Keys without requires_grad
+    cost no product in the backward pass and are not saved, so that their storage may be overwritten between forward and
+    backward. Backward may run more than once. Gradients of gradients (create_graph=True, torch.func.grad twice) go
+    through plain torch operations, which are slower and store the N x M weights. Outside of torch.func they need a key
+    that requires grad, since other keys are not saved (RuntimeError). Forward-mode differentiation raises
+    NotImplementedError.
 
-    Autocast: has no effect. Products and sums are made in float32, or as exactly (float64 for float64 inputs), from the
-    rows as they come, 16-bit ones without widening them in memory; the encoder's matrix products are what autocast
-    speeds up.
+    Autocast has no effect. Products and sums have the accuracy of float32 (float64 for float64 inputs); 16-bit rows are
+    read as they are, without a wider copy in memory.
 
     Errors: TypeError for types and dtypes, ValueError for shapes, devices and values, each naming the argument.
 
@@ -306,7 +307,7 @@ def contrast_expecting(
     col_id: Tensor | None = None,
     cap: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """`contrast` for losses, which may know what they will send back: for speed alone (see `Expected`)."""
+    """`contrast` for losses that know the gradient that they will send back, which is faster (see `Expected`)."""
     matrix("query", query)
     (n, d), device = query.shape, query.device
     matrix("key", key, None, d, device)
@@ -332,10 +333,10 @@ def contrast_checked(
     col_id: Tensor | None,
     cap: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """`contrast_expecting` for a caller that has checked its arguments under the names its own caller knows."""
+    """`contrast_expecting` for callers that have checked the arguments, under the names of their own arguments."""
     none = none_for(query)
     scale_t, factor = scale_and_factor(scale, none)
-    # Only the CPU's kernels sum over columns on the way.
+    # Only the kernels for the CPU sum over columns in the forward pass.
     expecting = expected is not None and query.is_cpu and not fallback.FORCED
     shift, *vectors = expected if expected is not None and expecting else (-math.inf, None, None, None)
     shift = _in_json(shift)

@@ -1,5 +1,5 @@
-"""The op under losses over pairs, `softplus_sum`: schemas, fake kernels, autograd, and its chunked PyTorch twin for
-devices without kernels. The counterpart of ops.py with another reducer; formulas of losses do not belong here.
+"""The op `softplus_sum`, of which losses over pairs are made: schemas, fake kernels, autograd, and chunked PyTorch for
+devices without compiled kernels. It is the counterpart of ops.py with a sum of softplus. No loss formula belongs here.
 """
 
 import math
@@ -15,7 +15,7 @@ from fastcl.arithmetic import compute_dtype, finite_or_nan, no_autocast, softplu
 from fastcl.checks import check_columns, check_scale, functorch_active, matrix, vector
 from fastcl.library import LIBRARY, handed_over, implement, none_for, scale_and_factor
 
-# An absent tensor crosses the op boundary as an empty one (see library.py).
+# An absent tensor is passed to an op as an empty tensor (see library.py).
 LIBRARY.define(
     "softplus_sum_forward(Tensor query, Tensor key, Tensor scale, Tensor offset, Tensor bias, "
     "Tensor row_id, Tensor col_id, float factor, bool row_grad) -> (Tensor total, Tensor sum_key, Tensor sum_weight)"
@@ -109,7 +109,7 @@ backward_op = torch.ops.fastcl.softplus_sum_backward.default
 def _gradients(columns: Callable[..., Any], needs: tuple[bool, ...], factor: float, grad: Tensor, query: Tensor,
                key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor,
                sum_key: Tensor, sum_weight: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
-    """The gradients of query, key, scale, offset and bias, [0] where not needed; `columns` is the backward op."""
+    """The gradients of query, key, scale, offset and bias; [0] for those not needed. columns: the backward op."""
     d_query, d_key, d_scale, d_offset, d_bias = (grad.new_empty(0) for _ in range(5))
     if needs[0] or needs[2]:
         row = grad[:, None] * sum_key
@@ -128,7 +128,7 @@ def _gradients(columns: Callable[..., Any], needs: tuple[bool, ...], factor: flo
 
 
 class _Gradients(Function):
-    """`_gradients` as a Function, so that they are differentiable too: see ops._Backward."""
+    """`_gradients` as a Function, which makes gradients differentiable (see ops._Backward)."""
 
     generate_vmap_rule = True
 
@@ -197,14 +197,14 @@ def softplus_sum(
     row_id: Tensor | None = None,  # [N]
     col_id: Tensor | None = None,  # [M]
 ) -> Tensor:
-    """The number per row that losses over pairs are made of, without storing the N x M logits.
+    """One number per row, of which losses over pairs are made, without storing the N x M logits.
 
         total_i = sum over { j : row_id_i != col_id_j } of softplus(scale_i <q_i, k_j> + offset_i + bias_j)
 
-    Arguments, dtypes and errors are those of `fastcl.contrast`; `offset` [N] is added to a row's logits. Returns [N],
-    float32, or float64 if query or key is; 0 for a row with nothing to sum. Gradients: query, key, scale, offset and
-    bias; keys without requires_grad cost no backward product and are not saved. Differentiating twice works through
-    plain PyTorch, which stores N x M numbers, where the keys require grad.
+    Arguments, dtypes and errors are those of `fastcl.contrast`; `offset` [N] is added to the logits of a row. Returns
+    [N], float32, or float64 if query or key is; 0 for a row with an empty sum. Gradients: query, key, scale, offset and
+    bias; keys without requires_grad cost no product in the backward pass and are not saved. Gradients of gradients need
+    keys that require grad and go through plain PyTorch, which stores N x M numbers.
 
     >>> import torch
     >>> total = softplus_sum(torch.eye(2), torch.zeros(3, 2))

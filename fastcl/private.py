@@ -1,4 +1,4 @@
-"""Inner products with keys of which each row has its own: torch's product, and its gradients outside autocast."""
+"""Inner products of rows with keys that belong to each row, by torch's product with gradients outside of autocast."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from fastcl.arithmetic import compute_dtype, no_autocast
 
 
 def private_similarity(query: Tensor, keys: Tensor) -> Tensor:
-    """[N, K], inner products with keys [N, K, D] of each row's own."""
+    """[N, K], inner products of query [N, D] with the keys [N, K, D] of each row."""
     dtype = compute_dtype(query, keys)
-    # What is compiled gets its backward pass here and now, and Dynamo takes no Function with a jvp.
+    # torch.compile traces the backward pass here, outside of autocast, and Dynamo refuses a Function with a jvp.
     products = _products if torch.compiler.is_compiling() else _RowProducts.apply
     return products(query.to(dtype), keys.to(dtype))
 
@@ -23,7 +23,7 @@ def _products(query: Tensor, keys: Tensor) -> Tensor:
 
 
 class _RowProducts(Function):
-    """The products, whose gradients autocast leaves alone too, wherever backward is called."""
+    """`_products` whose gradients are computed outside of autocast, even where backward is called under autocast."""
 
     generate_vmap_rule = True
 

@@ -1,7 +1,7 @@
-"""What a saved queue holds, checked and made to fit a queue of another capacity. No push and no reading of keys here.
+"""The state of a queue: checks of a saved state, and its conversion to another capacity. No push and no loss here.
 
-A queue's state is four tensors, so that whatever carries tensors carries a queue: keys, ids and log q, which have
-a row a slot, and the counters.
+The state is four tensors, so that all code that handles tensors handles a queue: keys, ids and log q, which have one
+row per slot, and the counters.
 """
 
 from collections.abc import Mapping
@@ -10,45 +10,45 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# The id of an entry pushed without one; no other id may take this value.
+# The id of an entry that was pushed without one; no pushed id may have this value.
 NO_ID = torch.iinfo(torch.int64).min
-# The log q of a slot that was never filled: minus that, a logit's bias, takes the column out of a sum.
+# The log q of a slot that was never filled. The bias of its logit, -log q, takes the column out of a sum.
 EMPTY = torch.inf
-_FORMER = "_extra_state"  # the counters in state dicts of another layout: four numbers, no seal
+_FORMER = "_extra_state"  # the counters in state dicts of an older layout: four numbers without a seal
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class Counters(NamedTuple):
-    """The six counters: ints where they are at hand, else 0-d int64 tensors on the queue's device. The arithmetic here
-    is that of both.
+    """The six counters: ints where they can be read, else 0-d int64 tensors on the queue's device. The arithmetic below
+    works for both.
 
-    `seal` and `square` tell a queue from an average of its buffers over several moments. Every push moves the seal by
-    a wide jump and stores its square beside it; the square of an average of seals is not the average of their squares.
+    `seal` and `square` tell a queue from an average of its buffers over several steps. Every push changes the seal by a
+    large step and stores its square; the square of an average of seals differs from the average of their squares.
     """
 
     head: Any  # the slot that the next key goes to; filled slots are always the first `size`
     size: Any  # the number of filled slots
-    has_ids: Any  # 1 once a push brought ids, else 0
-    has_log_q: Any  # likewise
+    has_ids: Any  # 1 if a push has brought ids, else 0
+    has_log_q: Any  # 1 if a push has brought log q, else 0
     seal: Any = 0
     square: Any = 0
 
     def whole(self) -> bool:
-        """Whether the seal says that this is a queue, not an average or memory that nobody wrote."""
+        """Whether the seal shows a queue, not an average or uninitialised memory."""
         return self.seal * self.seal == self.square
 
     def fit(self, capacity: int) -> bool:
-        """Whether pushes into a queue of this capacity can have led here."""
+        """Whether pushes into a queue of this capacity can give these counters."""
         head = self.size if self.size < capacity else self.head
         return 0 <= self.head < capacity and 0 <= self.size <= capacity and self.head == head
 
     def pushed(self, count: int, kept: int, capacity: int, ids: bool, log_q: bool) -> tuple["Counters", "Counters"]:
-        """The counters of the entries that fall out when `count` keys come, of which `kept` stay, and of the queue."""
+        """The counters of the evicted entries, and of the queue, after a push of `count` keys of which `kept` stay."""
         has = {"has_ids": self.has_ids | ids, "has_log_q": self.has_log_q | log_q}
         size = at_most(self.size + count, capacity)
-        # A linear generator with the period 2^24, whose steps are wide from the first on.
+        # A linear congruential generator with period 2^24 makes large steps from the first one on.
         seal = (self.seal * 69069 + 5432103) % (1 << 24)
-        square = seal * seal + (self.square - self.seal * self.seal)  # what was no queue does not become one
+        square = seal * seal + (self.square - self.seal * self.seal)  # invalid counters stay invalid
         head = (self.head + kept) % capacity
         return self._replace(size=self.size + count - size, **has), Counters(
             head, size, **has, seal=seal, square=square
@@ -62,7 +62,7 @@ class Counters(NamedTuple):
 
 
 def at_most(x: Any, bound: int) -> Any:
-    """min(x, bound) of an int or a 0-d tensor, whose value is not looked at."""
+    """min(x, bound) of an int or of a 0-d tensor, without reading its value."""
     over = x - bound
     return x - over * (over > 0)
 
@@ -89,7 +89,7 @@ def empty(capacity: int, dim: int, dtype: torch.dtype, device: torch.device | No
 
 
 def found(entries: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
-    """Of what a state dict holds for a queue: the state's entries, and the names of those that lack."""
+    """The entries of a queue's state in the part of a state dict for the queue, and the names of missing entries."""
     held = {name: entries[name] for name in NAMES if name in entries}
     former = entries.get(_FORMER)
     if former is not None and NAMES[-1] not in held:
@@ -98,13 +98,13 @@ def found(entries: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
 
 
 def leftover(entries: Mapping[str, object]) -> list[str]:
-    """The names that belong to no queue."""
+    """The names in a state dict that belong to no queue state."""
     return [name for name in entries if name not in (*NAMES, _FORMER)]
 
 
 def fitted(entries: Mapping[str, object], capacity: int, dim: int) -> tuple[State, Counters | None]:
-    """The saved state of any capacity as one of `capacity`, which holds the newest rows that fit, and its counters as
-    numbers where it has them; ValueError, which says what was expected and what came, for what is no queue's state.
+    """A saved state of any capacity converted to `capacity`, with the newest rows that fit, and its counters as numbers
+    where they can be read. ValueError, which says what was expected and what came, for entries that are no queue state.
     """
     saved = _checked(entries, capacity, dim)
     was = saved.keys.shape[0]
@@ -114,7 +114,7 @@ def fitted(entries: Mapping[str, object], capacity: int, dim: int) -> tuple[Stat
         return saved, None
     numbers = Counters(*saved.counters.tolist())
     if not numbers.whole():
-        # An average (see NegativeQueue): carried as it is, so that the rest of its model loads; nobody can read it.
+        # An average (see NegativeQueue) is loaded as it is, so that the rest of its model loads; reading it raises.
         if was != capacity:
             raise ValueError(f"expected a queue of capacity {capacity}, got one of {was} that was averaged")
         return saved, None
@@ -122,7 +122,7 @@ def fitted(entries: Mapping[str, object], capacity: int, dim: int) -> tuple[Stat
         raise ValueError(f"expected counters of capacity {was}, got head {numbers.head} and size {numbers.size}")
     count = min(numbers.size, capacity)
     if was == capacity:
-        first, head = 0, numbers.head  # slots stay where they are, so that what is restored goes on alike
+        first, head = 0, numbers.head  # slots keep their places, so that a restored queue continues identically
     else:
         first, head = numbers.head - count, count % capacity
     state = empty(capacity, dim, saved.keys.dtype, saved.keys.device)

@@ -1,6 +1,6 @@
 """Textbook twins of ops_pairwise.py and pairwise.py, with every logit stored; part of `fastcl.reference`.
 
-The rules are those of reference.py: for tests and benchmarks only, nothing validated, none of the package's own code.
+The rules of reference.py hold: it serves tests and benchmarks only, validates nothing, and uses no code of the package.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def softplus_sum(
 
 
 def _pairs(query: Tensor, positive_key: Tensor, negative_keys: Tensor) -> tuple[Tensor, Tensor]:
-    """The positive's logit [N] and the negatives' [N, M], in the type computed in."""
+    """The logits of the positives [N] and of the negatives [N, M], in the dtype of the computation."""
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     q, p, k = query.to(dtype), positive_key.to(dtype), negative_keys.to(dtype)
     return (q * p).sum(1), q @ k.T if k.dim() == 2 else (q[:, None] * k).sum(2)

@@ -1,4 +1,4 @@
-"""Textbook forms of the optimisers of late.py: dense gradients, one step after the other, in float64."""
+"""Textbook forms of the optimisers of late.py, with dense gradients, step by step, in float64."""
 
 from collections.abc import Iterable
 
@@ -21,7 +21,7 @@ def adam(
 
 
 def rowwise_adagrad(weight: Tensor, grads: Iterable[tuple[Tensor, float]], eps: float) -> Tensor:
-    """The same by Duchi et al. 2011 with one sum a row, of the mean square over its elements."""
+    """The table after such steps of Adagrad (Duchi et al. 2011) with one sum per row, of the row's mean squares."""
     weight = weight.double().clone()
     total = torch.zeros(len(weight), 1, dtype=torch.float64)
     for grad, lr in grads:

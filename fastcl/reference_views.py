@@ -1,6 +1,6 @@
 """Textbook twins of views.py and of full softmax, with every logit or distance stored; part of `fastcl.reference`.
 
-The rules are those of reference.py: for tests and benchmarks only, nothing validated, none of the package's own code.
+The rules of reference.py hold: it serves tests and benchmarks only, validates nothing, and uses no code of the package.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def linear_cross_entropy(
     smooth = (1 - label_smoothing) * one_hot + label_smoothing / logits.shape[1]
     class_weight = torch.ones_like(logits[0]) if weight is None else weight.to(logits.dtype)
     wanted = smooth * class_weight
-    # Where nothing of a class is wanted its log p, which may be -inf, has no part.
+    # A class with target 0 contributes nothing, even where its log p is -inf.
     log_p = F.log_softmax(logits, dim=1).masked_fill((wanted == 0) | ~counted[:, None], 0.0)
     rows = -(wanted * log_p).sum(1)
     if z_loss:
@@ -111,5 +111,5 @@ def _reduce(rows: Tensor, counted: Tensor, reduction: str, weight: Tensor | None
 
 
 def _wide(x: Tensor) -> Tensor:
-    """In float32 at least."""
+    """x in float32, or as it is where its dtype is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,7 +1,6 @@
-"""The registry of the losses, from which the package, `fastcl.nn`, the tests and the documentation know them all.
+"""The registry of the losses, which the package, `fastcl.nn`, the tests and the documentation read.
 
-A loss enters it with `registered`, or with `over_rows` in losses.py if it is a formula over `pos` and `lse`. No loss is
-written here.
+`registered` enters a loss; `over_rows` in losses.py enters a formula over `pos` and `lse`. No loss is written here.
 """
 
 from collections.abc import Callable
@@ -15,8 +14,8 @@ Function = TypeVar("Function", bound=Callable[..., Tensor])
 class Loss(NamedTuple):
     function: Callable[..., Tensor]  # fastcl.NAME
     module: str  # its class is fastcl.nn.MODULE
-    inputs: int  # how many arguments in front belong to a batch; the others are settings of the module
-    formula: Callable[..., Tensor] | None = None  # over `fastcl.rows.Rows`, for a loss that is one
+    inputs: int  # the number of leading arguments that are a batch; the rest are settings of the module
+    formula: Callable[..., Tensor] | None = None  # the formula over `fastcl.rows.Rows`, for a loss that is one
 
 
 LOSSES: dict[str, Loss] = {}  # by the name of the function

@@ -1,6 +1,7 @@
-"""lse over the keys of all ranks while a rank holds its own and one other rank's: the op behind `distributed.ring`.
+"""lse over the keys of all ranks, where a rank holds its own keys and those of one other rank at a time: the op behind
+`distributed.ring`.
 
-Knows process groups and blocks of keys; losses and their scale are in distributed.py.
+It knows process groups and blocks of keys; losses and their scale are in distributed.py.
 """
 
 import zlib
@@ -20,11 +21,11 @@ Group = dist.ProcessGroup | None
 
 
 def agree(call: Callable[[], tuple[int, object]], group: Group) -> list[int]:
-    """How many rows each rank has: the first collective of a call, and the last one where something is wrong.
+    """The number of rows of each rank. It is the first collective of a call, and the last one if a rank raises.
 
-    call: this rank's checks; returns its number of rows and what has to be alike on all ranks. What it raises is raised
-    here, and a RuntimeError that names the rank on all others; so is one where the ranks do not agree. Otherwise the
-    others would wait for a rank that is gone. On a GPU it waits.
+    call: this rank's checks; returns its number of rows and the facts that must be equal on all ranks. An error of
+    `call` is raised here, and all other ranks raise a RuntimeError that names this rank; without it they would wait for
+    a rank that has left. Ranks with different facts raise a RuntimeError too. With a GPU, the host waits for it.
     """
     error: Exception | None = None
     count, alike = -1, ""
@@ -50,7 +51,7 @@ def agree(call: Callable[[], tuple[int, object]], group: Group) -> list[int]:
 
 
 def padded(x: Tensor, rows: int) -> Tensor:
-    """x [n, ...] with `rows` rows, of which those behind n hold anything."""
+    """x [n, ...] lengthened to `rows` rows; rows after the first n hold arbitrary values."""
     return x.contiguous() if x.shape[0] == rows else torch.cat([x, x.new_zeros(rows - x.shape[0], *x.shape[1:])])
 
 
@@ -60,7 +61,7 @@ def own_ids(sizes: list[int], device: torch.device, group: Group) -> Tensor:
 
 
 def _pass_on(block: list[Tensor], group: Group) -> list[Tensor]:
-    """Gives the next rank the block, and returns that of the previous one."""
+    """Sends the block to the next rank and returns the block of the previous one."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
         return block
@@ -75,13 +76,13 @@ def _pass_on(block: list[Tensor], group: Group) -> list[Tensor]:
 
 
 def _visits(sizes: list[int], group: Group) -> list[int]:
-    """The number of rows in the block at hand, step after step: this rank's own, then that of the rank before it."""
+    """The number of rows of the block in each step: of this rank's own block, then of the block of the rank before."""
     rank = dist.get_rank(group)
     return [sizes[(rank - step) % len(sizes)] for step in range(len(sizes))]
 
 
 class RingLse(Function):
-    """lse [N] of this rank's rows over the keys of all ranks that have another id."""
+    """lse [N] of this rank's rows over all ranks' keys whose id differs from the row's."""
 
     @staticmethod
     def forward(
@@ -89,7 +90,7 @@ class RingLse(Function):
         query: Tensor,  # [N, D]
         key: Tensor,  # [N, D], this rank's
         scale: Tensor,  # [], [N], or [0]
-        bias: Tensor | None,  # [N] of key; not [0] for none, since a rank without rows takes part in what travels
+        bias: Tensor | None,  # [N] of key, or None; [0] is the bias of a rank without rows, which travels too
         ids: Tensor,  # [N] of query and of key
         cap: Tensor,  # [N], or [0] for none
         factor: float,
@@ -129,14 +130,14 @@ class RingLse(Function):
         need_query, need_key, need_scale, need_bias = ctx.needs_input_grad[:4]
         grad = grad.contiguous()
         block = _columns(key, ids, bias, ctx.sizes)
-        # The gradients travel with their keys and are home after a whole round.
+        # Gradients travel with their keys and are back at their rank after a whole round.
         sums = [torch.zeros_like(block[0], dtype=lse.dtype)] if need_key else []
         sums += [torch.zeros_like(block[2], dtype=lse.dtype)] if need_bias else []
         visits = _visits(ctx.sizes, ctx.group)
         d_query = d_scale = None
         for step, size in enumerate(visits if sums else visits[:1]):
             columns = _cut(block, size)
-            rows = step == 0  # the queries' side is done at once, by mean_key
+            rows = step == 0  # mean_key gives the gradients of the rows in the first step
             found = ops.backward_op(
                 lse.new_empty(0), grad, query, columns[0], NONE, scale, columns[2], ids, columns[1], cap, lse, mean_key,
                 *ops.NO_SUMS, ctx.factor, need_query and rows, need_key, False, need_scale and rows, need_bias,
@@ -162,10 +163,10 @@ class RingLse(Function):
 
 
 def _columns(key: Tensor, ids: Tensor, bias: Tensor | None, sizes: list[int]) -> list[Tensor]:
-    """What travels: keys, ids and, where there is one, the bias, filled up to the longest rank's."""
+    """The block that travels: keys, ids and, if given, the bias, filled up to the size of the largest rank."""
     return [padded(t, max(sizes)) for t in (key, ids, *([] if bias is None else [bias]))]
 
 
 def _cut(block: list[Tensor], size: int) -> list[Tensor]:
-    """key, id and bias of a block without what fills it up."""
+    """Key, id and bias of a block without the rows that fill it up."""
     return [t[:size] for t in (*block, *([] if len(block) == 3 else [NONE]))]

@@ -1,6 +1,7 @@
 """Losses over views and classes of one set of embeddings: NT-Xent, supervised contrastive, alignment and uniformity.
 
-Each is one call of the op over the set against itself, where ids keep a row from meeting itself; N x N is never stored.
+NT-Xent, the supervised loss and uniformity are one call of the op over the set against itself, in which ids take each
+row out of its own sum. The N x N similarities are never stored.
 """
 
 import torch
@@ -27,13 +28,15 @@ def nt_xent(
 
         loss_i = -log(exp(z_i,i' / T) / sum_{j != i} exp(z_ij / T)),    z = cosines of the 2B stacked views
 
-    with i' the other view of i: each of the 2B anchors meets its partner and the 2B - 2 views of the other samples.
+    with i' the other view of i. Each of the 2B anchors has one positive and the 2B - 2 views of other samples as
+    negatives.
 
     Args:
-        view1, view2: [B, D], float64, float32, bfloat16 or float16; row i of each shows sample i. Normalised here.
-        temperature: T > 0: a number, a 0-d tensor (may learn) or one value an anchor [2B] (may learn).
-        reduction: "mean" over the 2B anchors, "sum" or "none" ([2B], those of view1 first).
-        weight: [2B], any floating dtype, one an anchor: mean = sum(weight * loss) / 2B.
+        view1, view2: [B, D], float64, float32, bfloat16 or float16, normalised here; row i of either is a view of
+            sample i.
+        temperature: T > 0: a number, a 0-d tensor (may learn) or one value per anchor [2B] (may learn).
+        reduction: "mean" over the 2B anchors, "sum" or "none" ([2B], the anchors of view1 first).
+        weight: [2B], any floating dtype, one per anchor: mean = sum(weight * loss) / 2B.
 
     Returns: float32 (float64 for float64 inputs), [] or [2B]. With one sample there are no negatives: loss 0.
 
@@ -49,7 +52,7 @@ def nt_xent(
     check_tensor("view2", view2, tuple(view1.shape), view1.device)
     both = normalized(torch.cat([view1, view2]))
     partner = both.roll(view1.shape[0], 0)
-    # One id a sample leaves out the anchor itself and its partner, which comes back as the positive.
+    # One id per sample takes the anchor and its partner out of the sum; the partner enters it again as the positive.
     ids = torch.arange(both.shape[0], device=both.device).remainder_(view1.shape[0])
     return infonce(
         both, partner, both, temperature, reduction, normalize=False, ids=ids, negative_ids=ids, weight=weight
@@ -68,20 +71,20 @@ def supcon(
 
         loss_i = -1/|P(i)| sum_{p in P(i)} log(exp(z_ip / T) / sum_{a != i} exp(z_ia / T)),    z = cosines
 
-    with P(i) the other samples with i's label. The sum over a holds the positives too. The numerator being linear, it
-    is computed from the mean positive of the anchor. Several views of a sample are rows with the same label.
+    with P(i) the other samples with i's label. The sum over a includes the positives. The numerator is linear in z, so
+    it is computed from the mean positive of the anchor. Several views of a sample are rows with the same label.
 
     Args:
         features: [N, D], float64, float32, bfloat16 or float16, normalised here.
         labels: [N], any integer dtype, any values.
-        temperature: T > 0: a number, a 0-d tensor (may learn) or one value an anchor [N] (may learn). The authors' code
-            also multiplies the loss by temperature / base_temperature, which is 1 by default and left out here.
+        temperature: T > 0: a number, a 0-d tensor (may learn) or one value per anchor [N] (may learn). The factor
+            temperature / base_temperature of the authors' code, which is 1 by default, is left out here.
         reduction: "mean" over the anchors that have a positive, "sum" or "none" ([N]).
-        weight: [N], any floating dtype, one an anchor: mean = sum(weight * loss) / the number of anchors that have a
+        weight: [N], any floating dtype, one per anchor: mean = sum(weight * loss) / the number of anchors that have a
             positive.
 
-    Returns: float32 (float64 for float64 inputs), [] or [N]. An anchor without positives has loss 0 and sends no
-    gradient, but is a negative of the others; the mean over none is 0.
+    Returns: float32 (float64 for float64 inputs), [] or [N]. An anchor without positives has loss 0 and no gradient as
+    an anchor, but is a negative of other anchors. Where no anchor has a positive, the mean is 0.
 
     Gradients: features, temperature and weight.
 
@@ -99,14 +102,14 @@ def supcon(
     check_reduction(reduction)
     check_weight(weight, n, device)
     features = normalized(features)
-    # A class is known by its first place among the sorted labels: their number, and so every shape, stays N.
+    # A class is numbered by the first place of its label among the sorted labels, so that every shape stays [N].
     ordered = labels.sort().values
     first = torch.searchsorted(ordered, labels)
     others = torch.searchsorted(ordered, labels, right=True) - first - 1
     of_class = torch.zeros_like(features).index_add(0, first, features)
     mean_positive = (of_class[first] - features) / others.clamp(min=1)[:, None]
-    # An anchor with a single positive is the one whose loss can go to 0, where lse - pos, with the positive in lse,
-    # would be all rounding. The two of such a class share an id, which leaves the positive out of lse: the loss is
+    # Only the loss of an anchor with a single positive can approach 0, where lse - pos, with the positive in lse, would
+    # be rounding error. The two members of such a class share an id, which leaves the positive out of lse; the loss is
     # log(1 + exp(lse - pos)) then.
     single, alone = others == 1, others == 0
     ids = torch.where(single, first, torch.arange(n, 2 * n, device=device))
@@ -132,10 +135,10 @@ def alignment(
         loss_i = |x_i - y_i|^alpha
 
     Args:
-        x, y: [N, D], floating, used as they are; the paper's are normalised.
+        x, y: [N, D], floating, used as they are; those of the paper are normalised.
         alpha: > 0.
         reduction: "mean" over the N pairs, "sum" or "none" ([N]).
-        weight: [N], any floating dtype, one a pair: mean = sum(weight * loss) / N.
+        weight: [N], any floating dtype, one per pair: mean = sum(weight * loss) / N.
 
     Returns: float32 (float64 for float64 inputs), [] or [N].
 
@@ -154,7 +157,7 @@ def alignment(
     check_weight(weight, x.shape[0], x.device)
     dtype = compute_dtype(x, y)
     square = (x.to(dtype) - y.to(dtype)).square().sum(1)
-    meet = (square == 0) & (alpha < 2)  # the slope of square^(alpha / 2) is infinite there
+    meet = (square == 0) & (alpha < 2)  # square^(alpha / 2) has infinite slope at 0
     return reduced(square.masked_fill(meet, 1.0).pow(alpha / 2).masked_fill(meet, 0.0), reduction, weight)
 
 
@@ -164,10 +167,10 @@ def uniformity(x: Tensor, t: float = 2.0) -> Tensor:
 
         loss = log mean_{i != j} exp(-t |x_i - x_j|^2)
 
-    Unlike every other loss this is one number for the batch, the log being outside: no reduction and no row weights.
+    The log of the mean is one number for the batch, so that there are no reduction and no row weights.
 
     Args:
-        x: [N, D], float64, float32, bfloat16 or float16, N >= 2, used as it is; the paper's is normalised.
+        x: [N, D], float64, float32, bfloat16 or float16, N >= 2, used as it is; that of the paper is normalised.
         t: > 0.
 
     Returns: float32 (float64 for float64 inputs), [], at most 0.
@@ -183,11 +186,11 @@ def uniformity(x: Tensor, t: float = 2.0) -> Tensor:
     check_tensor("x", x, ("N", "D"), least=2)
     positive_number("t", t)
     x = x.to(compute_dtype(x))
-    # Distances do not change with the origin, and near the points themselves 2<x, y> - |x|^2 - |y|^2 cancels least.
+    # Distances do not depend on the origin. With the origin at the mean, 2<x, y> - |x|^2 - |y|^2 cancels least.
     x = x - x.detach().mean(0)
     n = x.shape[0]
     row = torch.arange(n, device=x.device)
     bias = -t * x.square().sum(1)
     _, lse = contrast(x, x, scale=2.0 * t, bias=bias, row_id=row, col_id=row)
-    # A tensor's logarithm: that of a number would tie a compiled graph to the size of the batch.
+    # The logarithm is that of a tensor, since that of a number would tie a compiled graph to the size of the batch.
     return torch.logsumexp(lse + bias, 0) - torch.full_like(lse[0], n * (n - 1)).log()
