@@ -26,7 +26,7 @@ FILE = RESULTS / "strangers.json"
 
 def measured(scorer: Scorer, cases: Cases) -> dict[str, dict[str, float]]:
     """Recall@20 and NDCG@20 of the cases with their users, and without."""
-    bare = dataclasses.replace(cases, history=dataclasses.replace(cases.history, users=None))
+    bare = dataclasses.replace(cases, history=cases.history.named(cases.history.items, None))
     return {"known": several(scorer).validate(scorer, cases), "folded in": several(scorer).validate(scorer, bare)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +190,7 @@ def test_a_damaged_graph_is_refused(split: Split, tmp_path: Path) -> None:
 def test_strangers_are_folded_in_from_the_vectors_of_their_items(split: Split) -> None:
     model = small(split)
     model.graph.fill(split.train)
-    bare = dataclasses.replace(split.test.history, users=None)
+    bare = split.test.history.named(split.items, None)
     table = F.normalize(model.tables()[1], dim=-1)
     mean = torch.stack([table[bare.item[a:b]].mean(0) for a, b in zip(bare.offsets, bare.offsets[1:], strict=False)])
     expected = F.normalize(mean - 1.1 * table[1:].mean(0), dim=-1)  # lam, since the loss has it

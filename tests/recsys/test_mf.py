@@ -151,14 +151,14 @@ def test_users_are_known_by_their_ids_and_strangers_by_their_items(split: Split)
     own = model.encode(split.test.history)
     torch.testing.assert_close(own, F.normalize(model.user.weight, dim=-1)[split.test.user])
     # The same histories without ids, and of other people, in any mixture.
-    bare = dataclasses.replace(split.test.history, users=None)
+    bare = split.test.history.named(split.items, None)
     table = F.normalize(model.item.weight, dim=-1) / model.config.temperature
     mean = torch.stack([table[bare.item[a:b]].mean(0) for a, b in zip(bare.offsets, bare.offsets[1:], strict=False)])
     folded = F.normalize(mean - 1.1 * table[1:].mean(0), dim=-1)  # lam, since the loss has it
     torch.testing.assert_close(model.encode(bare), folded)
     names = split.test.history.users.copy()
     names[::2] = "somebody"
-    mixed = model.encode(dataclasses.replace(bare, users=names))
+    mixed = model.encode(bare.named(split.items, names))
     torch.testing.assert_close(mixed, torch.where((torch.arange(len(names)) % 2 == 0)[:, None], folded, own))
     with pytest.raises(ValueError, match="expected at least one click of a user not in training, got none in row 1"):
         model.encode(Histories.from_lists([[1], [], [2]]))
@@ -171,7 +171,7 @@ def test_strangers_are_served_nearly_as_well_as_users_of_the_training() -> None:
     fit(model, split, epochs=20, lr=2e-2, progress=False)
     own = evaluate(model, split.test, metrics=("recall",))["recall@10"]
     strangers = dataclasses.replace(
-        split.test, history=dataclasses.replace(split.test.history, users=np.array(["?"] * len(split.test), object))
+        split.test, history=split.test.history.named(split.items, np.array(["?"] * len(split.test), object))
     )
     folded = evaluate(model, strangers, metrics=("recall",))["recall@10"]
     assert folded > 0.75 * own > 0.3, (folded, own)
@@ -213,7 +213,7 @@ def test_recommending_by_history_and_by_user(split: Split) -> None:
     assert not {item for item, _ in row} & set(history)
     data = log()
     found = dict(recommend_users(model, data, k=3).rows)
-    scores = model.scores(dataclasses.replace(data.log, items=None, users=np.array(data.users, object)))
+    scores = model.scores(data.log)
     best = split.items.ids[int(scores[0].index_fill(0, torch.from_numpy(data.log.item[:12]), -torch.inf).argmax()) - 1]
     assert found["u0"][0][0] == best
 
