@@ -1,1 +1,1 @@
-"""Short complete scripts on real data, one a method: `python -m examples.simclr` from the root of the sources."""
+"""Short complete scripts on real data, one per method: `python -m examples.simclr` from the root of the sources."""

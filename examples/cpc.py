@@ -27,7 +27,7 @@ class CPC(nn.Module):
         context = self.context(codes)[0]
         losses = []
         for step, predict in enumerate(self.predictors, start=1):
-            # Every place of every sequence predicts the code `step` places on; all others' codes are negatives.
+            # Every place predicts the code `step` places later; all other places' codes are negatives.
             predicted, code = predict(context[:, :-step]).flatten(0, 1), codes[:, step:].flatten(0, 1)
             losses.append(fastcl.infonce(predicted, code, temperature=0.1))
         return torch.stack(losses).mean()

@@ -35,7 +35,7 @@ def train(images: Tensor, epochs: int = 10, dim: int = 64) -> nn.Module:
         local = of_place(places.flatten(2).transpose(1, 2))  # [B, 16, D]
         query = whole[:, None].expand_as(local).flatten(0, 1)  # an image for each of its places
         image = torch.arange(len(rows)).repeat_interleave(local.shape[1])
-        # All places of all other images are negatives; ids leave out those of the same image.
+        # All places of all other images are negatives; ids leave out the places of the same image.
         loss = fastcl.infonce(query, local.flatten(0, 1), temperature=0.2, ids=image)
         optimizer.zero_grad()
         loss.backward()

@@ -86,8 +86,8 @@ PAIRWISE = {
     for name in ("bpr", "negative_sampling", "jensen_shannon")
     for kind, keys in (("shared", SHARED), ("private", PRIVATE))
 }
-# The losses over `pos` and `lse`, one row each: settings to test the loss with, besides its defaults. The last of them
-# are those that its module is tested with.
+# The losses over `pos` and `lse`, one row each: the settings that the loss is tested with, besides its defaults. The
+# loss's module is tested with the last of them.
 FAMILY: dict[str, list[dict[str, Any]]] = {
     "infonce": [{}],
     "dcl": [{}],
@@ -97,7 +97,7 @@ FAMILY: dict[str, list[dict[str, Any]]] = {
     "mine": [{}],
     "mine_plus": [{}, {"lam": 1.3}],
 }
-# The first of the family in all its forms, the others, which share its code, in one each.
+# The first loss of the family in all its forms; all other losses share its code and have one form each.
 CALLS: dict[str, Call] = {
     **{name: Call(name, ROWS | ONE_T | WEIGHT) for name in FAMILY},
     "contrast": Call("contrast", {**PAIR, "positive": Argument("ND"), "scale": Argument("", "positive"), **COLUMNS}),
@@ -146,5 +146,5 @@ CALLS: dict[str, Call] = {
         "triplet", {"anchor": Argument("ND"), "positive": Argument("ND"), "negative": Argument("ND"), **WEIGHT}
     ),
 }  # fmt: skip
-# Those that reduce over rows: all but the two ops, and uniformity, which is one number for the batch.
+# The functions that reduce over rows: all but the two ops, and uniformity, which is one number for the batch.
 LOSSES = {name: c for name, c in CALLS.items() if c.function not in ("contrast", "softplus_sum", "uniformity")}

@@ -21,7 +21,7 @@ from torch import Tensor
 import fastcl
 from fastcl import reference
 
-# The `isa` fixture is meant to stay for all examples of a test. `pytest --hypothesis-profile=thorough` looks further.
+# All examples of a test share one `isa` fixture on purpose. `pytest --hypothesis-profile=thorough` tries more examples.
 _CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 settings.register_profile("quick", derandomize=True, deadline=None, max_examples=60, suppress_health_check=_CHECKS)
 settings.register_profile("thorough", deadline=None, max_examples=1000, suppress_health_check=_CHECKS)

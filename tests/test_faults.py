@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
-# A: wrong results and crashes, B: corners that users reach, C: small ones, N: by new users, F: files and run folders,
-# L: by public reports on losses. A number that is missing here was found to be no fault.
+# A: wrong results and crashes; B: corners that users reach; C: small faults; N: found by new users; F: files and run
+# folders; L: from public reports on losses. A number that is missing here turned out to be no fault.
 FAULTS = {
     *(f"A{n}" for n in range(1, 8)),
     *(f"B{n}" for n in range(1, 20)),

@@ -76,7 +76,7 @@ def assert_family_equals_twin(loss: str, batch: Batch, constants: Mapping[str, A
         what = name.removeprefix("grad ")
         rounded = what in ("query", "positive_key", "negative_keys", "temperature")
         tol = tolerance(batch.dtype if rounded else wide, logit)
-        # Attraction and repulsion cancel in part, at convergence almost wholly: a gradient is held to their size.
+        # Attraction and repulsion cancel in part, near convergence almost wholly: errors are relative to their size.
         floor: float | Tensor = 1.0
         if what in ("query", "positive_key", "negative_keys"):
             floor = 2 * longest / coldest / (rows[what] if batch.normalize else torch.ones_like(rows[what]))

@@ -104,7 +104,7 @@ def check_a_mistake_of_one_rank_reaches_all() -> None:
     for option in (torch.ones(2, D), small_queue(F32, False, True)):  # the second with a log q that the loss has not
         with pytest.raises((TypeError, ValueError) if mine else RuntimeError, match=None if mine else f"rank {last}"):
             distributed.gathered(fastcl.infonce)(**good, queue=option if mine else None)
-    # What is no mistake by itself, but on one rank only, would leave the others waiting in backward or before.
+    # Options that are valid, but given on one rank only, would leave the other ranks waiting.
     for change in (
         {"log_q": torch.ones(2)},
         {"positive_key": torch.ones(2, D, requires_grad=True)},

@@ -1,4 +1,4 @@
-"""The big batch that several ranks share out for their checks (see ranks.py), and whether its loss is theirs."""
+"""The big batch that is divided among ranks for their checks, and the comparison of its loss with theirs (ranks.py)."""
 
 from __future__ import annotations
 

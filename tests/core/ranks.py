@@ -1,8 +1,8 @@
 """Starts the checks that several ranks make together: python ranks.py COUNT ...
 
 test_distributed.py reads what it prints.
-For every COUNT so many processes join a gloo group and run every `check_*` of rank_losses.py, rank_modules.py and
-rank_corners.py; the first failure ends them all. They are forks of this process, which has imported torch for them.
+For every COUNT, COUNT processes join a gloo group and run every `check_*` of rank_losses.py, rank_modules.py and
+rank_corners.py; the first failure ends all processes. They are forks of this process, which has imported torch.
 """
 
 from __future__ import annotations

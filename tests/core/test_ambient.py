@@ -1,5 +1,5 @@
-"""Settings of torch that are on somewhere else: default device and dtype, modes, transforms. Whether they are on while
-fastcl is imported or while a loss is called, the values and gradients are those without.
+"""Settings of torch that callers may have on: default device and dtype, modes, transforms. Whether they are on while
+fastcl is imported or while a loss is called, they change no value and no gradient.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def test_without_gradients_and_in_inference_mode() -> None:
                 found = call(arguments)
             found = found if isinstance(found, Tensor) else next(x for x in found if x is not None)
             torch.testing.assert_close(found.clone(), expected.detach(), msg=name)
-        # Those modes leave nothing behind that a later call would stumble over.
+        # The modes leave nothing behind that changes a later call.
         assert torch.equal(_results(call, arguments)[0], expected), name
 
 

@@ -1,5 +1,5 @@
-"""What the kernels' sources promise a compiler: both compilers take them without a warning, and the figures in their
-comments are those of the code.
+"""The sources of the kernels: both compilers accept them without a warning, and the figures in their comments are those
+of the code.
 """
 
 from __future__ import annotations

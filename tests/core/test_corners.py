@@ -1,4 +1,4 @@
-"""Sizes, layouts and orders of calls at the edges of what the op takes: items of TESTLIST.md that no other file has.
+"""Sizes, layouts and orders of calls at the limits of what the op takes: items of TESTLIST.md that no other file tests.
 
 Extreme values are in test_numerics.py; random small problems in test_contrast.py.
 """

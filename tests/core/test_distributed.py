@@ -1,4 +1,4 @@
-"""Losses over several ranks: asks how the checks of ranks.py went, in processes that it starts for the purpose.
+"""Losses over several ranks: starts the processes of ranks.py and asserts that their checks passed.
 
 One start runs all of them, for every number of ranks. What needs no second rank is tested in this process, as
 the only rank of a group.
@@ -103,7 +103,7 @@ def test_refused_by_one_form() -> None:
 @pytest.mark.parametrize("loss", [fastcl.infonce, fastcl.dcl])
 @pytest.mark.parametrize("learns", ["query", "key", "both"])
 def test_double_backward_is_never_silently_wrong(form: str, loss: Callable[..., Tensor], learns: str) -> None:
-    # Also with dcl, whose mean sends back a constant: nothing in that tells that it will be differentiated again.
+    # dcl too, whose mean sends back a constant, from which one cannot tell that it will be differentiated again.
     query = torch.eye(D).requires_grad_(learns != "key")
     key = (2 * torch.eye(D)).requires_grad_(learns != "query")
     inputs = [t for t in (query, key) if t.requires_grad]

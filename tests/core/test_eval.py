@@ -1,4 +1,4 @@
-"""Figures about embeddings against loops that take them literally."""
+"""The figures of fastcl.eval against loops that follow their definitions literally."""
 
 from typing import Any
 

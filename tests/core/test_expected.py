@@ -1,5 +1,5 @@
-"""Gradients of the keys summed in the forward pass: used only where what comes back is what was expected, and then
-equal to those computed from the similarities again; and what AMX hands over to AVX-512."""
+"""Gradients of the keys that the forward pass sums: they are used only where the expected gradient comes back, and
+equal those computed from the similarities again. Also the parts of a product that AMX leaves to AVX-512."""
 
 import math
 

@@ -35,7 +35,7 @@ def planted(seed: int, dtype: torch.dtype, infinite_entries: bool = True) -> tup
 
     n, m, d = any_of(1, 2, 5, 33), any_of(1, 3, 17, 64, 70), any_of(1, 3, 16, 40)
     wide = F64 if dtype == F64 else F32
-    # Whole numbers, and never 0: no product of them is rounded, and none with an infinity is NaN.
+    # Whole numbers other than 0: no product of them is rounded, and no product with an infinity is NaN.
     tensors = {
         name: torch.randint(2, 5, shape, generator=g).to(dtype) * any_of(1, -1)
         for name, shape in (("query", (n, d)), ("key", (m, d)), ("positive", (n, d)))
@@ -43,7 +43,7 @@ def planted(seed: int, dtype: torch.dtype, infinite_entries: bool = True) -> tup
     tensors["scale"] = torch.full((n,), any_of(1.0, -1.0, 2.0), dtype=wide)
     tensors["bias"] = torch.randint(-3, 4, (m,), generator=g).to(wide)
     if dtype != F16 and below(3) == 0:
-        # One number of which every product overflows. Of two, it would hang on the order of the sum what comes out.
+        # One number whose every product overflows. With two, the result would depend on the order of the sum.
         x = tensors[any_of("query", "key", "positive")]
         x.view(-1)[below(x.numel())] = any_of(1, -1) * torch.finfo(dtype).max
         del tensors["scale"]  # its gradient in the textbook is 0 * inf where a logit overflowed to -inf
@@ -98,7 +98,7 @@ def truth_of(tensors: dict[str, Tensor], ids: dict[str, Any]) -> dict[str, Tenso
     dtype = F32 if dtype != F64 and largest == torch.finfo(dtype).max else F64
     inputs = {name: x.to(dtype) for name, x in tensors.items()}
     truth = results(reference.contrast, inputs, ids)
-    # A row with nothing in its sum passes nothing on, where the textbook has 0 * inf: its positive's part is left.
+    # A row with an empty sum has zero gradient, where the textbook has 0 * inf; the part of its positive remains.
     empty = truth["lse"] == -INF
     scale = inputs.get("scale", torch.ones(len(empty), dtype=dtype))
     scale = scale.masked_fill(~scale.isfinite(), NAN)

@@ -1,5 +1,5 @@
-"""Tensors that are not what they seem, in the place of every tensor argument of every public function: the value of the
-reference, or one error that names what is wrong. Nothing crashes, and no wrong number comes out.
+"""Unusual kinds of tensors in place of every tensor argument of every public function give the value of the reference
+or one error that names what is wrong. Nothing crashes, and no wrong number is returned.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    # torch remarks that such tensors are young, or old.
+    # torch warns that such tensors are in beta, or deprecated.
     pytest.mark.filterwarnings("ignore:.*(Sparse CSR|nested tensors|quantize_per_tensor)"),
 ]
 
@@ -73,7 +73,7 @@ def _inference(x: Tensor) -> Tensor:
         return x.clone()
 
 
-# Of the same values: what comes is what the tensor itself gives.
+# Kinds with the same values: the result must be that of the plain tensor.
 HARMLESS: dict[str, Callable[[Tensor], Tensor]] = {
     "subclass": lambda x: x.as_subclass(Plain),
     "dispatching": Dispatching,
@@ -85,7 +85,7 @@ HARMLESS: dict[str, Callable[[Tensor], Tensor]] = {
     "transposed": lambda x: x.mT.contiguous().mT if x.dim() > 1 else x,
     "offset": lambda x: torch.cat([x.flatten(), x.flatten()])[x.numel() :].view(x.shape),
 }
-# Not to be taken by anyone.
+# Kinds that every function must refuse.
 REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "meta": lambda x: x.to("meta"),
     "freed": _freed,

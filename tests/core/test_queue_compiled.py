@@ -1,4 +1,4 @@
-"""NegativeQueue where its numbers are not at hand: in compiled code, and on a device that would have to be waited for.
+"""NegativeQueue where its counters cannot be read: in compiled code, and on a device that reading would wait for.
 
 One graph serves all fillings, the values are those of plain Python, and nothing is read back.
 """

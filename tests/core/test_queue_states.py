@@ -1,4 +1,4 @@
-"""State dicts that a NegativeQueue did not write as it is: with an extra state, damaged, of another size, in parts.
+"""State dicts that a NegativeQueue of this size did not write: with an extra state, damaged, of another size, in parts.
 
 What fits is carried whole: test_queue_carriers.py.
 """

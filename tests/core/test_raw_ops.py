@@ -1,5 +1,5 @@
-"""The ops under the public functions, called without Python's checks: wrong lengths, dtypes and memory are refused by
-the compiled part with a RuntimeError; nothing crashes, and nothing is read that is not the caller's.
+"""The ops below the public functions, called without Python's checks. The compiled part refuses wrong lengths, dtypes
+and memory with a RuntimeError; nothing crashes, and no memory beyond the caller's is read.
 """
 
 from __future__ import annotations

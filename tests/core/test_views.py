@@ -1,4 +1,4 @@
-"""Losses over views and classes against their twins, numbers worked out by hand, and others' formulas written out."""
+"""Losses over views and classes against their twins, numbers worked out by hand, and the formulas of other packages."""
 
 from __future__ import annotations
 

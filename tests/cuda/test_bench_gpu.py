@@ -1,4 +1,4 @@
-"""What of the GPU benchmark needs no GPU: that everything compared is the same loss, floors, the table, the targets."""
+"""The parts of the GPU benchmark that need no GPU: all compared forms are one loss; floors, the table, the targets."""
 
 from __future__ import annotations
 

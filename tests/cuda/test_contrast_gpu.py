@@ -1,4 +1,4 @@
-"""What of the CUDA op no emulator shows: streams, devices, captured graphs, memory. Runs on a GPU alone.
+"""The properties of the CUDA op that no emulator shows: streams, devices, captured graphs, memory. Runs on a GPU only.
 
 Values and gradients over shapes and types are tested in test_contrast_cuda.py.
 """

@@ -1,4 +1,4 @@
-"""Whether the tests of the CUDA kernels would notice: the emulator itself, sanitizers, and faults planted in a kernel.
+"""Whether the tests of the CUDA kernels notice faults: the emulator itself, sanitizers, faults planted in a kernel.
 
 All but the first test compile a lot and are left to `make check`.
 """

@@ -37,12 +37,12 @@ def check(arch: str, folder: Path, elements: Sequence[str], others: set[str]) ->
     walks = {name: blocks for name, blocks in PLANNED_BLOCKS.items() if name.split()[1] in elements}
     assert {name for name in rows if name.startswith("walk ")} == walks.keys()
     assert rows.keys() >= others
-    # What is no walk waits for memory, which takes many warps to hide.
+    # Kernels that are no walk wait for memory, and only many warps hide the wait.
     planned = dict.fromkeys(rows, 4) | walks
     spilled = {name: row for name, row in rows.items() if row["local bytes"] or row["local accesses"]}
     assert spilled == {}
     assert {name: row["registers"] for name, row in rows.items() if row["blocks"] < planned[name]} == {}
-    # Tensor cores are what the loops are made of: reading them did work.
+    # The loops consist of tensor core instructions, so finding some shows that the code was read.
     assert all(row["mix"]["HMMA"] >= 32 for name, row in rows.items() if name in walks)
 
 
