@@ -100,7 +100,8 @@ class LateAdam:
     """Adam over a table [rows, D], of which a step moves some rows: `read` them, then `step` with their gradient.
 
     State, all of it needed to go on: `first` and `second` [rows, D], Adam's moments; `at` int32 [rows], the step that
-    each row is as of; `count`, the steps done; `settled`, the step at which no row was late; `owed` float64 [steps, 2].
+    each row is as of (these three are PER_ROW); `count`, the steps done; `settled`, the step at which no row was late;
+    `owed` float64 [steps, 2] (these three are in `standing`).
 
     ValueError for beta1 >= beta2.
 
@@ -112,6 +113,8 @@ class LateAdam:
     >>> [round(value, 4) for value in table[:, 0].tolist()]
     [1.0, 0.5, 1.0, 0.5]
     """
+
+    PER_ROW = ("first", "second", "at")
 
     def __init__(self, weight: Tensor, betas: Betas = Betas()) -> None:  # noqa: B008
         ratio = max(betas.first / betas.second**0.5, betas.first / betas.second)
@@ -126,6 +129,17 @@ class LateAdam:
         ages = torch.arange(1, math.ceil(math.log(1e-9) / math.log(ratio)) + 1, dtype=torch.float64, device="cpu")
         ratios = torch.tensor([betas.first / betas.second**0.5, betas.first / betas.second], dtype=torch.float64)
         self._fade = (ratios ** ages[:, None]).flip(0)
+
+    @property
+    def standing(self) -> dict[str, Tensor]:
+        """What is not of single rows: `owed`, and int64 [count, settled]. To be set from what it gave."""
+        counts = torch.tensor([self.count, self.settled], device="cpu")
+        return {"owed": self.owed[: self.count - self.settled], "counts": counts}
+
+    @standing.setter
+    def standing(self, found: dict[str, Tensor]) -> None:
+        self.count, self.settled = map(int, found["counts"].tolist())
+        self.owed = found["owed"].clone()
 
     @torch.no_grad()
     def read(self, ids: Tensor) -> Tensor:
@@ -165,6 +179,8 @@ class LateAdam:
 class RowAdagrad:
     """Adagrad over a table [rows, D] with one sum of squares a row, `sum` [rows]. Used as `LateAdam` is."""
 
+    PER_ROW = ("sum",)
+
     def __init__(self, weight: Tensor, eps: float = 1e-8) -> None:
         self.weight, self.eps = weight, eps
         self.sum = torch.zeros(len(weight), dtype=weight.dtype, device=weight.device)
@@ -176,6 +192,15 @@ class RowAdagrad:
     @torch.no_grad()
     def step(self, ids: Tensor, grad: Tensor, lr: float, scale: float = 1.0) -> None:
         step_adagrad_rows(ids, grad, self.weight, self.sum, lr, self.eps, scale)
+
+    @property
+    def standing(self) -> dict[str, Tensor]:
+        """Nothing beside the rows."""
+        return {}
+
+    @standing.setter
+    def standing(self, found: dict[str, Tensor]) -> None:
+        pass
 
     def settle(self) -> None:
         """No row is ever late."""

@@ -8,7 +8,8 @@ from test_models import ENCODERS, OPTIONS, histories, items
 from test_train import memory
 
 from fastcl.recsys import CLRec, Histories, evaluate, fit
-from fastcl.recsys.models.clrec.objectives import OBJECTIVES, drawing
+from fastcl.recsys.models.batching import drawing
+from fastcl.recsys.models.clrec.objectives import OBJECTIVES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEMPERATURE = 0.07

@@ -14,9 +14,9 @@ from contrastvae_twin import COUNT, MODES, embedded, histories, items, kl_by_han
 
 from benchmarks.study import Plan, train
 from fastcl.recsys import Cases, ContrastVAE, ContrastVAEConfig, Histories, Items, Split, evaluate, fit, load, save
+from fastcl.recsys.models.contrastvae.config import RECONSTRUCTIONS
 from fastcl.recsys.models.contrastvae.rules import original_next, own_next
 from fastcl.recsys.models.contrastvae.views import CONTRASTS, SEQUENCE, crop, mask, reorder
-from fastcl.recsys.models.losses import ITEM_LOSSES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -72,7 +72,7 @@ def test_bad_settings_are_refused(options, message):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("reconstruction", ITEM_LOSSES)
+@pytest.mark.parametrize("reconstruction", RECONSTRUCTIONS)
 @pytest.mark.parametrize("contrast", CONTRASTS)
 def test_every_parameter_learns(mode, reconstruction, contrast):
     net = model(

@@ -25,7 +25,7 @@ from fastcl.recsys.models.contrastvae.rules import (
     sampled_else_above,
 )
 from fastcl.recsys.models.layers import POSITIONS
-from fastcl.recsys.models.losses import ITEM_LOSSES
+from fastcl.recsys.models.losses import ITEM_LOSSES, scored
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -288,9 +288,9 @@ def test_sampled_reconstruction_estimates_the_full_softmax():
     torch.manual_seed(0)
     hidden, table = torch.randn(6, 8), torch.randn(COUNT + 1, 8)
     target, bias = torch.randint(1, COUNT + 1, (6,)), torch.randn(COUNT)
-    every = torch.arange(1, COUNT + 1)
-    full = ITEM_LOSSES["softmax"].loss(hidden, table, target, every, bias)
+    every, items = torch.arange(1, COUNT + 1), scored(table, bias)
+    full = ITEM_LOSSES["softmax"].loss(hidden, items, target, every)
     torch.testing.assert_close(full, F.cross_entropy(hidden @ table[1:].T + bias, target - 1))
-    torch.testing.assert_close(ITEM_LOSSES["sampled"].loss(hidden, table, target, every, bias), full)
-    some = ITEM_LOSSES["sampled"].loss(hidden, table, target, every.repeat(3)[:90], bias)
+    torch.testing.assert_close(ITEM_LOSSES["sampled"].loss(hidden, items, target, every), full)
+    some = ITEM_LOSSES["sampled"].loss(hidden, items, target, every.repeat(3)[:90])
     torch.testing.assert_close(some, full, atol=0.2, rtol=0.1)

@@ -1,110 +1,280 @@
-"""Adam by rows against torch's Adam over the whole table: the same weights, whatever rows a step reads."""
+"""Tables that are trained by rows: the weights and learning curves of Adam over whole tables, whatever rows a step
+reads; what a run keeps of them, and what is refused."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from fastcl.recsys import (
+    MF,
+    BERT4Rec,
+    CLRec,
+    Histories,
+    Interactions,
+    Items,
+    Model,
+    MultiCLRec,
+    SASRec,
+    Split,
+    bundled,
+    fit,
+    load,
+    resume,
+)
+from fastcl.recsys.models import rowtable
+from fastcl.recsys.models.base import make
 from fastcl.recsys.models.rowtable import RowTable
-from fastcl.recsys.training import rowadam
+from fastcl.recsys.training import loop, state
 from fastcl.recsys.training.rowadam import RowAdam
+from fastcl.recsys.training.state import Settings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-BETAS = (0.9, 0.98)
+F64 = torch.float64
+SMALL: dict[type[Model], dict[str, Any]] = {
+    CLRec: {"dim": 8, "max_len": 6, "batch": 32, "negatives": 80, "time_cuts": ()},
+    MultiCLRec: {"dim": 8, "max_len": 6, "batch": 32, "main": 50, "secondary": 20, "intents": 3, "time_cuts": ()},
+    SASRec: {"dim": 8, "max_len": 6, "batch": 16, "loss": "popular", "samples": 30},
+    BERT4Rec: {"dim": 8, "max_len": 6, "batch": 16, "loss": "sampled", "samples": 30},
+    MF: {"dim": 8, "batch": 64, "count": 20},
+}
 
 
-class Both(nn.Module):
-    """A row table and a dense parameter."""
+@pytest.fixture(scope="module")
+def split() -> Split:
+    """Some 250 items of very different popularity, of which a batch reads a part."""
+    rng = np.random.default_rng(0)
+    share = 1 / np.arange(1, 301) ** 0.9
+    clicks = [
+        (f"u{user}", f"i{item}")
+        for user in range(70)
+        for item in rng.choice(300, size=8, replace=False, p=share / share.sum())
+    ]
+    return Interactions.read({"user": [u for u, _ in clicks], "item": [i for _, i in clicks]}, time=None).split()
 
-    def __init__(self, rows: int, dim: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.table = RowTable(rows, dim, std=0.02).to(dtype)
-        self.scale = nn.Parameter(torch.ones(dim, dtype=dtype))
 
-
-def trained(steps: int, dtype: torch.dtype, *, rows: int = 300, sparse: bool, stop: int | None = None) -> Both:
-    """On rows of very different popularity, some never read, with a rate that rises from 0 and falls to 0.
-
-    sparse: by RowAdam; else torch's Adam on dense gradients. stop: after so many steps, go on with a new optimiser that
-    has the state of the first one.
-    """
-    model = Both(rows, 6, dtype)
-    parameters = list(model.parameters())
-    made = RowAdam if sparse else lambda p, lr, betas: torch.optim.Adam(p, lr=lr, betas=betas)
-    optimizer = made(parameters, lr=1.0, betas=BETAS)
-    popularity = 1 / torch.arange(1, rows, dtype=torch.float64) ** 1.3  # the last row is never read
-
-    def some(first: int, last: int) -> None:
-        for step in range(first, last):
-            optimizer.param_groups[0]["lr"] = 3e-3 * min(step / 20, 1 - step / steps)
-            ids = torch.multinomial(popularity, 12, replacement=True)
-            target = torch.randn(12, 6, dtype=dtype) * 0.1
-            found = model.table(ids) if sparse else model.table.weight[ids]
-            ((found * model.scale - target) ** 2).sum().mul(1e-2).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    if not sparse:
-        some(0, steps)
-        return model
-    with optimizer.reading(model):
-        some(0, stop or steps)
-    if stop:
-        before = optimizer.state_dict()
-        optimizer = made(parameters, lr=1.0, betas=BETAS)
-        optimizer.load_state_dict(before)
-        with optimizer.reading(model):
-            some(stop, steps)
+def small(kind: type[Model], split: Split, table: str, **options: Any) -> Model:
+    """In float64. MF has no setting of a table: the dense one is put in."""
+    asked = {} if kind is MF else {"table": table}
+    model: Model = make(kind, split, seed=1, **SMALL[kind], **asked, **options).double()
+    if kind is MF and table == "dense":
+        for name in ("user", "item"):
+            setattr(model, name, nn.Embedding.from_pretrained(getattr(model, name).weight.detach(), freeze=False))
+    assert any(isinstance(module, RowTable) for module in model.modules()) == (table == "rows")
     return model
 
 
-def test_the_weights_are_those_of_adam_over_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rowadam, "SETTLE", 70)  # of the 160 steps, so that rows are late beyond it
-    start = Both(300, 6, torch.float64).table.weight
-    dense = trained(160, torch.float64, sparse=False)
-    moved = float((dense.table.weight - start).detach().norm(dim=1).mean())
-    # What is left is eps beside a sqrt(v) that fades, in second order.
-    for dtype, near in ((torch.float64, 1e-3), (torch.float32, 2e-3)):
-        dense, ours = trained(160, dtype, sparse=False), trained(160, dtype, sparse=True)
-        assert float((dense.table.weight - ours.table.weight).detach().abs().max()) < near * moved
-        torch.testing.assert_close(ours.scale, dense.scale, rtol=1e-3, atol=1e-4)
-    assert torch.equal(ours.table.weight[-1], start[-1].float())
-    assert moved > 0.01
+def trained(model: Model, split: Split, epochs: int = 2, **options: Any) -> list[dict[str, float]]:
+    """The losses of its epochs. eps is small: late steps are exact to its first order."""
+    run = loop.new_run(model, split, Settings(epochs, 1e-2, **options))
+    run.optimizer = RowAdam(model, 1e-2, (0.9, 0.98), eps=1e-13)
+    losses = []
+    for _ in range(epochs):
+        losses.append(loop.epoch(run))
+        run.progress = state.Progress([*run.progress.history, {"best": True}])
+    return losses
 
 
-def test_going_on_with_the_state_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all rows are up to date at both: between two blocks, and where SETTLE steps have passed."""
-    monkeypatch.setattr(rowadam, "SETTLE", 40)
-    whole, stopped = trained(100, torch.float32, sparse=True), trained(100, torch.float32, sparse=True, stop=80)
-    assert torch.equal(whole.table.weight, stopped.table.weight)
+# No loss depends on a number that is added to all logits of a softmax: its gradient is rounding, whatever the table.
+IDLE = ("user.attention.mlp.2.bias", "importance.2.bias")
 
 
-def test_a_dense_gradient_is_a_step_of_adam(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As several processes give it, after sparse ones."""
-    tables = [RowTable(20, 3, std=0.1) for _ in range(2)]
-    tables[1].load_state_dict(tables[0].state_dict())
-    ours, theirs = RowAdam(tables[0].parameters(), 1e-2, BETAS), torch.optim.Adam(tables[1].parameters(), 1e-2, BETAS)
-    with ours.reading(tables[0]):
-        for step in range(8):
-            ids = torch.arange(step, step + 5)
-            for table, optimizer in zip(tables, (ours, theirs), strict=True):
-                found = table(ids) if table is tables[0] else table.weight[ids]
-                (found - 1).square().sum().backward()
-                if table is tables[0] and step % 2:
-                    table.weight.grad = table.weight.grad.to_dense()
-                optimizer.step()
-                optimizer.zero_grad()
-            assert ours.settled == bool(step % 2)
-    torch.testing.assert_close(tables[0].weight, tables[1].weight, rtol=1e-4, atol=1e-6)
+def assert_alike(one: Model, other: Model, tolerance: float) -> None:
+    first, second = (
+        {name.removesuffix(".weight"): x for name, x in model.named_parameters() if name not in IDLE}
+        for model in (one, other)
+    )
+    assert first.keys() == second.keys()
+    for name, mine in first.items():
+        assert (mine - second[name].view_as(mine)).abs().max() < tolerance, name
 
 
-def test_a_row_at_rest_must_come_to_a_stop() -> None:
-    table = RowTable(3, 2, std=0.1)
-    with (
-        pytest.raises(ValueError, match=r"betas: expected 0 < beta1 < beta2, got 0\.9 and 0\.5"),
-        RowAdam(table.parameters(), 1e-2, (0.9, 0.5)).reading(table),
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_model_learns_by_rows_what_it_learns_with_whole_tables(kind: type[Model], split: Split) -> None:
+    start, dense, rows = (small(kind, split, table) for table in ("rows", "dense", "rows"))
+    assert_alike(dense, start, 1e-15)
+    losses = [trained(model, split) for model in (dense, rows)]
+    assert losses[0] == [pytest.approx(line, abs=1e-9) for line in losses[1]]
+    assert_alike(dense, rows, 1e-7)
+    table = start.item if hasattr(start.item, "weight") else start.item.id
+    moved = rows.item.weight if hasattr(rows.item, "weight") else rows.item.id.weight
+    assert (moved - table.weight).abs().max() > 0.02
+
+
+def test_several_batches_a_step_read_one_after_the_other(split: Split) -> None:
+    dense, rows = (small(CLRec, split, table) for table in ("dense", "rows"))
+    for model in (dense, rows):
+        trained(model, split, accumulate=3)
+    assert_alike(dense, rows, 1e-7)
+
+
+class Sizes(TorchDispatchMode):
+    """The largest new tensor of any operation."""
+
+    def __init__(self, known: set[int]) -> None:
+        super().__init__()
+        self.known, self.largest = known, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for tensor in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in self.known:
+                self.largest = max(self.largest, tensor.numel())
+        return found
+
+
+@pytest.mark.parametrize(("table", "least", "most"), [("rows", 1, 0.2), ("dense", 1, 10)])
+def test_no_step_makes_a_tensor_of_the_size_of_the_table(table: str, least: int, most: float, split: Split) -> None:
+    items = Items(tuple(f"i{n}" for n in range(20_000)))
+    model = CLRec(items, seed=0, table=table, **SMALL[CLRec])
+    optimizer = RowAdam(model, 1e-2, (0.9, 0.98))
+    batches = model.batches(Histories.from_lists([[1 + n % 90 for n in range(200)]]), np.random.default_rng(0))
+    size = model.item.id.weight.numel()
+    run = loop.Run(model, split, Settings(1, 1e-2), None, optimizer, state.Progress(), lambda done: 1.0)
+    with optimizer.reading():
+        loop.step(run, [next(batches)])
+        rules = optimizer.rules.values()
+        known = {t.untyped_storage().data_ptr() for rule in rules for t in (rule.weight, rule.first, rule.second)}
+        with Sizes(known | {model.item.id.weight.untyped_storage().data_ptr()}) as sizes:
+            loop.step(run, [next(batches)])
+    assert sizes.largest < most * size
+    assert (sizes.largest >= size) == (table == "dense")
+    assert sizes.largest >= least
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(MultiCLRec, {}), (BERT4Rec, {"table_rule": "rowwise-adagrad", "table_rate": 10.0})],
+    ids=["adam", "rowwise-adagrad"],
+)
+def test_a_run_is_the_same_bit_for_bit_when_it_is_resumed_while_rows_are_late(
+    kind: type[Model], options: dict[str, Any], split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, saves = state.save, 0
+
+    def save_or_stop(*args: Any) -> None:
+        nonlocal saves
+        saves += 1
+        save(*args)
+        if saves == 14:
+            raise KeyboardInterrupt
+
+    asked: dict[str, Any] = {"epochs": 3, "lr": 1e-2, "progress": False, "save_every": 0.0}
+    models = [make(kind, split, seed=0, table="rows", **SMALL[kind], **options) for _ in range(2)]
+    fit(models[0], split, out=tmp_path / "whole", **asked)
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "save", save_or_stop)
+        with pytest.raises(KeyboardInterrupt):
+            fit(models[1], split, out=tmp_path / "stopped", **asked)
+    kept = load_file(tmp_path / "stopped" / "last.safetensors")
+    late = [name for name, at in kept.items() if name.endswith("/at") and at.min() < at.max()]
+    assert bool(late) == (not options)
+    resume(tmp_path / "stopped", split, progress=False)
+    whole, stopped = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped"))
+    assert whole == stopped
+    assert json.loads((tmp_path / "whole" / "config.json").read_text())["config"]["table"] == "rows"
+    assert torch.equal(load(tmp_path / "stopped").scores(split.test.history), models[0].scores(split.test.history))
+
+
+def test_auto_becomes_rows_where_items_are_many_and_no_step_needs_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = Items(tuple("abcdef"))
+    assert CLRec(items, dim=8).config.table == "dense"
+    monkeypatch.setattr(rowtable, "ROWS_FROM", 6)
+    assert CLRec(items, dim=8).config.table == "rows"
+    assert SASRec(items, dim=8, loss="bce").config.table == "rows"
+    for model in (
+        CLRec(items, dim=8, objective="full_softmax"),
+        CLRec(items, dim=8, negatives_from="vectors", momentum=0.9),
+        SASRec(items, dim=8),
+        BERT4Rec(items, dim=8),
+        CLRec(items, dim=8, table="dense"),
     ):
-        pass
-    assert table.before is None
+        assert model.config.table == "dense"
+        assert not any(isinstance(module, RowTable) for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (CLRec, {"objective": "ipw"}, "dense, for objective=ipw reads all items at each step, got rows"),
+        (CLRec, {"negatives_from": "vectors", "momentum": 0.9}, "table: expected dense, for momentum reads all items"),
+        (SASRec, {}, "table: expected dense, for loss=softmax reads all items"),
+        (BERT4Rec, {}, "table: expected dense, for loss=softmax reads all items"),
+        (CLRec, {"table_rate": 0.0}, "table_rate: expected a finite number above 0, got 0.0"),
+        (CLRec, {"table_rule": "sgd"}, "table_rule: expected one of adam, rowwise-adagrad, got 'sgd'"),
+    ],
+)
+def test_what_rows_are_refused_for(kind: type[Model], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(Items(tuple("abc")), dim=8, table="rows", **options)
+
+
+def test_rows_that_nobody_has_read_are_not_looked_up() -> None:
+    table = RowTable(5, 2, std=0.1)
+    optimizer = RowAdam(table, 1e-2, (0.9, 0.98))
+    with optimizer.reading():
+        with pytest.raises(ValueError, match="reads: expected all rows that the loss looks up, got none of 3"):
+            table(torch.tensor([3]))
+        optimizer.read([(table, torch.tensor([[1, 4], [1, 1]]))])
+        assert torch.equal(table(torch.tensor([4, 1])), table.weight[[4, 1]])
+        with pytest.raises(ValueError, match="got none of 2"):
+            table(torch.tensor([1, 2]))
+        for ids in ([5], [-1, 2]):
+            with pytest.raises(ValueError, match=rf"reads: expected rows 0 to 4, got {ids[0]}"):
+                optimizer.read([(table, torch.tensor(ids))])
+    assert torch.equal(table(torch.tensor([3])), table.weight[[3]])
+
+
+def test_padding_stays_where_it_is() -> None:
+    table = RowTable(5, 2, std=0.1, padding_idx=0)
+    before, optimizer = table.weight.detach().clone(), RowAdam(table, 1e-2, (0.9, 0.98))
+    with optimizer.reading():
+        optimizer.read([(table, torch.tensor([0, 2]))])
+        table(torch.tensor([0, 2, 0])).sum().backward()
+        optimizer.step_rows()
+    assert torch.equal((table.weight != before).any(1), torch.tensor([False, False, True, False, False]))
+
+
+def test_state_of_another_table_is_refused() -> None:
+    def taken(rows: int = 5) -> tuple[RowAdam, dict[str, Tensor]]:
+        model = nn.ModuleDict({"table": RowTable(rows, 2, std=0.1)})
+        optimizer = RowAdam(model, 1e-2, (0.9, 0.98))
+        with optimizer.reading():
+            optimizer.read([(model["table"], torch.tensor([1]))])
+            optimizer.step_rows()
+            return optimizer, {name: tensor.clone() for name, tensor in optimizer.row_state().items()}
+
+    optimizer, kept = taken()
+    optimizer.load_rows(kept)
+    wrong = [
+        (taken(rows=6)[1], r"expected finite torch.\w+ \[5"),
+        ({name: tensor for name, tensor in kept.items() if name != "table/at"}, "differs in table/at"),
+        (kept | {"table/second": torch.full((5, 2), torch.nan)}, "table/second: expected finite torch.float32"),
+        (kept | {"table/at": kept["table/at"] + 1}, "table/counts: expected steps that fit"),
+        (kept | {"table/counts": torch.tensor([3, 0])}, "table/counts: expected steps that fit"),
+    ]
+    for given, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            optimizer.load_rows(given, "last.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("kind", [CLRec, SASRec])
+def test_curves_on_real_data_are_those_of_whole_tables(kind: type[Model], seed: int) -> None:
+    split = bundled("movies").split()
+    options = {"loss": "popular", "samples": 500} if kind is SASRec else {}
+    curves = []
+    for table in ("dense", "rows"):
+        lines = fit(make(kind, split, seed=seed, table=table, **options), split, epochs=4, seed=seed, progress=False)
+        curves.append([line["ndcg@10"] for line in lines])
+    assert curves[0] == pytest.approx(curves[1], abs=3e-4)
+    assert max(curves[0]) > 0.03

@@ -5,7 +5,7 @@ no losses.
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -99,6 +99,16 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def steps(self, train: Histories) -> int:
         """The number of batches in an epoch."""
+
+    def reads(self, batch: Any) -> Sequence[tuple[nn.Embedding, Tensor]]:
+        """Of a model with tables of rows (`RowTable`): which rows of which table `loss` looks up for this batch, int64
+        [n] in any order, repeated or not; more than these is allowed, less is an error. Other tables are passed over.
+        """
+        return ()
+
+    def reads_after(self, batch: Any) -> Sequence[tuple[nn.Embedding, Tensor]]:
+        """The same of `after_step`."""
+        return ()
 
     def targets(self, batch: Any) -> int:
         """The number of terms that `loss` averages, which weighs this batch against others of the same step."""

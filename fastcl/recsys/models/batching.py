@@ -5,6 +5,7 @@ Vectorised bookkeeping over integer arrays. Models decide what the rows mean; al
 that is passed in.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -170,6 +171,20 @@ def log_shares(train: Histories, n_items: int) -> Tensor:
     """float32 [I], the log of each item's share of the clicks, with one click added to every item."""
     counts = 1.0 + np.bincount(train.item, minlength=n_items + 1)[1:]
     return torch.from_numpy(np.log(counts / counts.sum())).float()
+
+
+def drawing(log_share: Tensor, power: float, rng: np.random.Generator) -> Callable[[tuple[int, ...]], np.ndarray]:
+    """A function from shapes to int64 items in proportion to share ** power. All items' powers are summed at the first
+    shape that is not empty: at ten million items the sums take as long as several batches.
+    """
+    upto = functools.cache(lambda: np.cumsum(np.exp(power * log_share.double().numpy(force=True))))
+
+    def draw(shape: tuple[int, ...]) -> np.ndarray:
+        if 0 in shape:
+            return np.zeros(shape, np.int64)
+        return 1 + np.searchsorted(upto()[:-1], rng.random(shape) * upto()[-1], side="right")
+
+    return draw
 
 
 class Unclicked:

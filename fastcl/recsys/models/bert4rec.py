@@ -5,8 +5,8 @@ token.
 This file holds the model alone: config, encoding, loss, batches.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,18 @@ from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.models.base import Model
 from fastcl.recsys.models.batching import Packed, Spans, batch_count, batched, newest, pack, windows
 from fastcl.recsys.models.layers import GELU, Dropout, PostBlock, seeded, short_normal
-from fastcl.recsys.models.losses import ITEM_LOSSES
+from fastcl.recsys.models.losses import ITEM_LOSSES, Scored, scored
+from fastcl.recsys.models.rowtable import (
+    RATE_MEANING,
+    RULE_MEANING,
+    RULES,
+    TABLE_MEANING,
+    TABLES,
+    RowTable,
+    check_table,
+    chosen,
+    embedding,
+)
 from fastcl.recsys.options import above, at_least, between
 from fastcl.recsys.settings import check_choices, setting, settled
 
@@ -56,6 +67,9 @@ class BERT4RecConfig:
     )
     samples: int = setting(512, 'Items that loss "sampled" draws for each batch, uniformly.')
     lr: float = setting(1e-3, "Learning rate of the first step.")
+    table: str = setting("auto", TABLE_MEANING, TABLES)
+    table_rule: str = setting("adam", RULE_MEANING, RULES)
+    table_rate: float = setting(1.0, RATE_MEANING)
 
     def __post_init__(self) -> None:
         for name in ("dim", "blocks", "heads", "batch", "samples"):
@@ -68,6 +82,7 @@ class BERT4RecConfig:
         for name in ("mask_rate", "last_only"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name}: expected a share from 0 to 1, got {getattr(self, name)}")
+        check_table(self.table_rate)
         check_choices(self)
         if self.dim % self.heads:
             raise ValueError(f"dim: expected a multiple of heads={self.heads}, got {self.dim}")
@@ -107,10 +122,13 @@ class BERT4Rec(Model):
 
     def __init__(self, items: Items, config: BERT4RecConfig | None = None, *, seed: int = 0, **options: Any) -> None:
         config = settled(BERT4RecConfig, config, options)
+        needs_all = "loss=softmax" if config.loss == "softmax" else ""
+        config = replace(config, table=chosen(config.table, len(items), needs_all))
         super().__init__(items, config)
         self.mask = len(items) + 1
         with seeded(seed):
-            self.item = nn.Embedding(len(items) + 2, config.dim, padding_idx=PAD)
+            about = config.table_rule, config.table_rate
+            self.item = embedding(config.table, len(items) + 2, config.dim, *about, PAD)
             self.position = nn.Embedding(config.max_len, config.dim)
             self.norm = nn.LayerNorm(config.dim, eps=1e-12)
             self.dropout = Dropout(config.dropout)
@@ -120,7 +138,8 @@ class BERT4Rec(Model):
             )
             self.head = nn.Sequential(nn.Linear(config.dim, config.dim), GELU(), nn.LayerNorm(config.dim, eps=1e-12))
             short_normal(self)
-        self.bias = nn.Parameter(torch.zeros(len(items) + 1))
+            by_rows = config.table == "rows"
+            self.bias = RowTable(len(items) + 1, 1, 0.0, *about) if by_rows else _zeros(len(items) + 1)
 
     def forward(self, item: Tensor, clicks: Packed) -> Tensor:
         """item [n] -> the state of each click, [n, D]."""
@@ -140,13 +159,25 @@ class BERT4Rec(Model):
         return F.pad(self.head(self(item, clicks)[clicks.last]), (0, 1), value=1.0)
 
     def item_vectors(self) -> Tensor:
-        """[I+1, D+1], the item table without the mask token, then each item's bias."""
-        return torch.cat([self.item.weight[:-1], self.bias[:, None]], 1)
+        """[I+1, D+1], the item table without the mask token, and each item's bias."""
+        bias = self.bias.weight if isinstance(self.bias, RowTable) else self.bias[:, None]
+        return torch.cat([self.item.weight[:-1], bias], 1)
 
     def loss(self, batch: Batch) -> Tensor:
         hidden = self.head(self(batch.item, batch.clicks)[batch.covered])
-        loss = ITEM_LOSSES[self.config.loss].loss
-        return loss(hidden, self.item.weight[:-1], batch.target, batch.negative, self.bias[1:])
+        return ITEM_LOSSES[self.config.loss].loss(hidden, self._scored(), batch.target, batch.negative)
+
+    def _scored(self) -> Scored:
+        bias = self.bias
+        if isinstance(bias, RowTable):
+            every = self.item.weight[1:-1], bias.weight[1:, 0]
+            return Scored(len(self.items), self.item, lambda item: bias(item)[:, 0], lambda: every)
+        return scored(self.item.weight[:-1], bias[1:])
+
+    def reads(self, batch: Batch) -> Sequence[tuple[nn.Embedding, Tensor]]:
+        items = [(self.item, ids) for ids in (batch.item, batch.target, batch.negative)]
+        biases = [(self.bias, ids) for ids in (batch.target, batch.negative) if isinstance(self.bias, RowTable)]
+        return [*items, *biases]
 
     def steps(self, train: Histories) -> int:
         return batch_count(self._windows(train), self.config.batch)
@@ -165,6 +196,10 @@ class BERT4Rec(Model):
 
     def _windows(self, histories: Histories) -> Spans:
         return windows(histories, self.config.max_len - 1)
+
+
+def _zeros(count: int) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(count))
 
 
 def cover(clicks: Packed, rate: float, last_only: float, rng: np.random.Generator) -> np.ndarray:

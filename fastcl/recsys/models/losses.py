@@ -5,6 +5,7 @@ A loss is a function of tensors, its negatives included. Models choose the loss,
 with the function that the table has for the loss.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,52 +16,71 @@ from torch import Tensor
 
 import fastcl
 from fastcl.recsys.data import Histories
-from fastcl.recsys.models.batching import Unclicked
+from fastcl.recsys.models.batching import Unclicked, drawing, log_shares
 
 Draw = Callable[[np.ndarray], np.ndarray]  # the row of `train` of each of a batch's positions [n] -> int64 items
+
+
+class Scored(NamedTuple):
+    """The items 1..I as a loss sees them: `rows` and `bias` look items up, int64 [n] -> [n, D] and [n], the bias joins
+    the logits; `every` gives those of all items, [I, D] and [I].
+    """
+
+    total: int  # I
+    rows: Callable[[Tensor], Tensor]
+    bias: Callable[[Tensor], Tensor]
+    every: Callable[[], tuple[Tensor, Tensor]]
+    log_share: Tensor | None = None  # [I], log of each item's share of the clicks, where a loss draws by it
+
+
+def scored(table: Tensor, bias: Tensor, log_share: Tensor | None = None) -> Scored:
+    """Of a whole table [I+1, D], with padding in row 0, and a bias [I] of the items 1..I."""
+    rows = functools.partial(F.embedding, weight=table)
+    return Scored(len(bias), rows, lambda item: bias[item - 1], lambda: (table[1:], bias), log_share)
 
 
 class ItemLoss(NamedTuple):
     """A loss of hidden states [n, D] against their target items [n].
 
-    `loss(hidden, table, target, negative, bias)` is the mean over the n positions. table [I+1, D] has padding in row 0;
-    target is int64 [n], 1..I; bias [I] is added to the logits of the items 1..I.
+    `loss(hidden, items, target, negative)` is the mean over the n positions; target is int64 [n], 1..I.
 
     `negatives(train, n_items, samples, rng)` gives the function that draws `negative` for each batch of an epoch.
     `samples` is how many items the sampled softmax draws for a whole batch.
     """
 
-    loss: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    loss: Callable[[Tensor, Scored, Tensor, Tensor], Tensor]
     negatives: Callable[[Histories, int, int, np.random.Generator], Draw]
 
 
-def full_softmax(hidden: Tensor, table: Tensor, target: Tensor, negative: Tensor, bias: Tensor) -> Tensor:
+def full_softmax(hidden: Tensor, items: Scored, target: Tensor, negative: Tensor) -> Tensor:
     """Cross-entropy over the whole item table; reads no negatives."""
-    return fastcl.linear_cross_entropy(hidden, table[1:], target - 1, linear_bias=bias)
+    table, bias = items.every()
+    return fastcl.linear_cross_entropy(hidden, table, target - 1, linear_bias=bias)
 
 
-def sampled_softmax(hidden: Tensor, table: Tensor, target: Tensor, negative: Tensor, bias: Tensor) -> Tensor:
-    """Cross-entropy over the target and the items `negative` [S], drawn uniformly for the whole batch. Each negative
-    stands for I / S items.
+def sampled_softmax(hidden: Tensor, items: Scored, target: Tensor, negative: Tensor) -> Tensor:
+    """Cross-entropy over the target and the items `negative` [S], which were drawn for the whole batch: each of them
+    stands for 1 / (S q) items, where q is its chance to be drawn, its share of the clicks or else 1 / I.
     """
-    weight = bias[negative - 1] + math.log(len(bias) / len(negative))
+    log_q = -math.log(items.total) if items.log_share is None else items.log_share[negative - 1]
+    weight = items.bias(negative) - log_q - math.log(len(negative))
     return fastcl.sampled_softmax(
         hidden,
-        F.embedding(target, table),
-        F.embedding(negative, table),
+        items.rows(target),
+        items.rows(negative),
         ids=target,
         negative_ids=negative,
-        log_q=-bias[target - 1],
+        log_q=-items.bias(target),
         negative_log_q=-weight,
     )
 
 
-def binary(hidden: Tensor, table: Tensor, target: Tensor, negative: Tensor, bias: Tensor) -> Tensor:
+def binary(hidden: Tensor, items: Scored, target: Tensor, negative: Tensor) -> Tensor:
     """-log sigmoid(target) - log(1 - sigmoid(negative)), with an unclicked item `negative` [n] for each position
     (Kang & McAuley 2018, Eq. 6).
     """
-    up = (hidden * F.embedding(target, table)).sum(-1) + bias[target - 1]
-    down = (hidden * F.embedding(negative, table)).sum(-1) + bias[negative - 1]
+    up = (hidden * items.rows(target)).sum(-1) + items.bias(target)
+    down = (hidden * items.rows(negative)).sum(-1) + items.bias(negative)
     return (F.softplus(-up) + F.softplus(down)).mean()
 
 
@@ -72,6 +92,11 @@ def _uniform(train: Histories, n_items: int, samples: int, rng: np.random.Genera
     return lambda row: rng.integers(1, n_items + 1, samples)
 
 
+def _by_clicks(train: Histories, n_items: int, samples: int, rng: np.random.Generator) -> Draw:
+    source = drawing(log_shares(train, n_items), 1.0, rng)
+    return lambda row: source((samples,))
+
+
 def _unclicked(train: Histories, n_items: int, samples: int, rng: np.random.Generator) -> Draw:
     source = Unclicked(train, n_items)
     return lambda row: source.draw(row, rng)
@@ -80,5 +105,6 @@ def _unclicked(train: Histories, n_items: int, samples: int, rng: np.random.Gene
 ITEM_LOSSES: dict[str, ItemLoss] = {
     "softmax": ItemLoss(full_softmax, _none),
     "sampled": ItemLoss(sampled_softmax, _uniform),
+    "popular": ItemLoss(sampled_softmax, _by_clicks),
     "bce": ItemLoss(binary, _unclicked),
 }

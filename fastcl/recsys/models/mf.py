@@ -4,14 +4,15 @@ any of the losses for pairs.
 The tables only; batches, losses and users from outside the training are collaborative.py's.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Items
-from fastcl.recsys.models.collaborative import Collaborative, CollaborativeConfig, Vectors
+from fastcl.recsys.models.collaborative import Batch, Collaborative, CollaborativeConfig, Vectors
 from fastcl.recsys.models.layers import seeded
 from fastcl.recsys.models.rowtable import RowTable
 from fastcl.recsys.settings import settled
@@ -62,6 +63,10 @@ class MF(Collaborative):
     def vectors(self, user: Tensor, item: Tensor) -> Vectors:
         found = self.user(user), self.item(item)
         return Vectors(*found, rows=found)
+
+    def reads(self, batch: Batch) -> Sequence[tuple[nn.Embedding, Tensor]]:
+        items = ((self.item, batch.target), *(() if batch.negative is None else ((self.item, batch.negative),)))
+        return (self.user, batch.user), *items
 
     def tables(self) -> tuple[Tensor, Tensor]:
         return self.user.weight, self.item.weight

@@ -5,8 +5,8 @@ This file holds the model alone: config, encoding, loss, batches.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,11 +26,21 @@ from fastcl.recsys.models.batching import (
     windows,
 )
 from fastcl.recsys.models.layers import POSITIONS, CausalBlock, Dropout, seeded, short_normal
-from fastcl.recsys.models.losses import ITEM_LOSSES
+from fastcl.recsys.models.losses import ITEM_LOSSES, Scored
+from fastcl.recsys.models.rowtable import (
+    RATE_MEANING,
+    RULE_MEANING,
+    RULES,
+    TABLE_MEANING,
+    TABLES,
+    check_table,
+    chosen,
+    embedding,
+)
 from fastcl.recsys.options import above, at_least, between
 from fastcl.recsys.settings import check_choices, setting, settled
 
-LOSSES = ("softmax", "bce")
+LOSSES = ("softmax", "popular", "bce")
 
 
 @dataclass(frozen=True)
@@ -56,23 +66,30 @@ class SASRecConfig:
     batch: int = setting(128, "Windows in a batch.")
     loss: str = setting(
         "softmax",
-        """Training loss. "softmax": cross-entropy over all items. "bce": binary cross-entropy of the next item against
-        one item that the user never clicked, as in the paper.""",
+        """Training loss. "softmax": cross-entropy over all items. "popular": cross-entropy over the target and
+        `samples` items drawn by their clicks, each weighted by 1 / (samples * its chance to be drawn), an estimate of
+        the former for catalogues of any size. "bce": binary cross-entropy of the next item against one item that the
+        user never clicked, as in the paper.""",
         LOSSES,
     )
+    samples: int = setting(2560, 'Items that loss "popular" draws for each batch.')
     debias: float = setting(
         0.0,
         """Strength of logit adjustment (Menon et al. 2021). Training adds debias * log(share of the train clicks) to
         each item's logit and scoring does not, so that the scores leave out this part of an item's popularity.""",
     )
     lr: float = setting(1e-3, "Learning rate of the first step.")
+    table: str = setting("auto", TABLE_MEANING, TABLES)
+    table_rule: str = setting("adam", RULE_MEANING, RULES)
+    table_rate: float = setting(1.0, RATE_MEANING)
 
     def __post_init__(self) -> None:
-        for name in ("dim", "blocks", "heads", "max_len", "batch"):
+        for name in ("dim", "blocks", "heads", "max_len", "batch", "samples"):
             at_least(1, name, getattr(self, name))
         between(0.0, 1.0, "dropout", self.dropout)
         above(0.0, "lr", self.lr)
         between(0.0, math.inf, "debias", self.debias)
+        check_table(self.table_rate)
         check_choices(self)
         if self.dim % self.heads:
             raise ValueError(f"dim: expected a multiple of heads={self.heads}, got {self.dim}")
@@ -107,12 +124,16 @@ class SASRec(Model):
     name = "sasrec"
     Config = SASRecConfig
     bias: Tensor  # [I], added to the logits of the loss (debias); set by `batches`
+    log_share: Tensor  # [I], log of each item's share of the train clicks; set by `batches`
 
     def __init__(self, items: Items, config: SASRecConfig | None = None, *, seed: int = 0, **options: Any) -> None:
         config = settled(SASRecConfig, config, options)
+        needs_all = "loss=softmax" if config.loss == "softmax" else ""
+        config = replace(config, table=chosen(config.table, len(items), needs_all))
         super().__init__(items, config)
         with seeded(seed):
-            self.item = nn.Embedding(len(items) + 1, config.dim, padding_idx=PAD)
+            about = config.table_rule, config.table_rate, PAD
+            self.item = embedding(config.table, len(items) + 1, config.dim, *about)
             self.position = nn.Embedding(config.max_len, config.dim)
             self.dropout = Dropout(config.dropout)
             self.blocks = nn.ModuleList(
@@ -121,6 +142,7 @@ class SASRec(Model):
             self.norm = nn.LayerNorm(config.dim)
             short_normal(self)
         self.register_buffer("bias", torch.zeros(len(items)), persistent=False)
+        self.register_buffer("log_share", torch.zeros(len(items)), persistent=False)
 
     def forward(self, item: Tensor, clicks: Packed) -> Tensor:
         """item [n] -> hidden [n, D], the state after each click."""
@@ -140,16 +162,23 @@ class SASRec(Model):
 
     def loss(self, batch: Batch) -> Tensor:
         hidden = self(batch.item, batch.clicks)
-        loss = ITEM_LOSSES[self.config.loss].loss
-        return loss(hidden, self.item.weight, batch.target, batch.negative, self.bias)
+        items = Scored(len(self.items), self.item, lambda item: self.bias[item - 1], self._every, self.log_share)
+        return ITEM_LOSSES[self.config.loss].loss(hidden, items, batch.target, batch.negative)
+
+    def _every(self) -> tuple[Tensor, Tensor]:
+        return self.item.weight[1:], self.bias
+
+    def reads(self, batch: Batch) -> Sequence[tuple[nn.Embedding, Tensor]]:
+        return [(self.item, ids) for ids in (batch.item, batch.target, batch.negative)]
 
     def steps(self, train: Histories) -> int:
         return batch_count(windows(train, self.config.max_len), self.config.batch)
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         """One epoch: every window once, in random order."""
-        self.bias.copy_(self.config.debias * log_shares(train, len(self.items)).to(self.device))
-        draw = ITEM_LOSSES[self.config.loss].negatives(train, len(self.items), 0, rng)
+        self.log_share.copy_(log_shares(train, len(self.items)))
+        self.bias.copy_(self.config.debias * self.log_share)
+        draw = ITEM_LOSSES[self.config.loss].negatives(train, len(self.items), self.config.samples, rng)
         for spans in batched(windows(train, self.config.max_len), self.config.batch, rng, self.share):
             clicks, item = self._clicks(train, spans._replace(stop=spans.stop - 1))
             negative = draw(spans.row[clicks.row.numpy(force=True)])

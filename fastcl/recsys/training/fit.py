@@ -228,27 +228,30 @@ def _train(run: Run, progress: bool) -> list[dict[str, Any]]:
     report = progress and processes.leads()
     model.share = (processes.rank(), processes.count())
     best = _best_weights(run)
+    run.optimizer.share_out()
     with own_random_state(model.device):
         while not run.progress.done(settings):
             epoch = len(run.progress.history) + 1
             label = f"{model.name} {epoch}/{settings.epochs}" if report else ""
             parts = loop.epoch(run, lambda: _save(run), label)
-            scores = _validate(run)
-            found = run.progress.best
-            line: dict[str, Any] = {
-                "epoch": epoch,
-                "loss": sum(parts.values()),
-                **({"loss_parts": parts} if len(parts) > 1 else {}),
-                **scores,
-                "seconds": run.progress.seconds,
-                "best": found is None or not scores or scores[settings.metric] > found[settings.metric],
-            }
-            run.progress = state.Progress([*run.progress.history, line])
-            if line["best"]:
-                best = {name: tensor.clone() for name, tensor in distinct(model).items()}
-            _save(run)
-            if report:
-                _say(model.name, settings, line)
+            with run.optimizer.whole():
+                scores = _validate(run)
+                found = run.progress.best
+                line: dict[str, Any] = {
+                    "epoch": epoch,
+                    "loss": sum(parts.values()),
+                    **({"loss_parts": parts} if len(parts) > 1 else {}),
+                    **scores,
+                    "seconds": run.progress.seconds,
+                    "best": found is None or not scores or scores[settings.metric] > found[settings.metric],
+                }
+                run.progress = state.Progress([*run.progress.history, line])
+                if line["best"]:
+                    best = {name: tensor.clone() for name, tensor in distinct(model).items()}
+                _save(run)
+                if report:
+                    _say(model.name, settings, line)
+    run.optimizer.join()
     model.load_state_dict(with_aliases(model, best))
     model.eval()
     return run.progress.history

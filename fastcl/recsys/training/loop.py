@@ -67,7 +67,7 @@ def new_run(
     beta2 is 0.98 as in the code of the papers on CLRec and ContrastVAE: with 0.999 rarely clicked items move too far.
     """
     check(model, split, settings)
-    optimizer = RowAdam(model.parameters(), lr=settings.lr, betas=betas)
+    optimizer = RowAdam(model, lr=settings.lr, betas=betas)
     return Run(model, split, settings, folder, optimizer, Progress(), rate or SCHEDULES[settings.schedule])
 
 
@@ -89,8 +89,8 @@ def check(model: Model, split: Split, settings: Settings) -> None:
 def epoch(run: Run, save: Callable[[], None] = lambda: None, label: str = "") -> dict[str, float]:
     """Trains the rest of the epoch that `run.progress` is in; returns each part of the loss, averaged over its steps.
 
-    save: called between two steps once `save_every` seconds have passed since the last call and no row of a table is
-    late (rowadam.py). label: label of the bar on a terminal; "": no bar.
+    save: called between two steps once `save_every` seconds have passed since the last call. label: label of the bar on
+    a terminal; "": no bar.
     """
     model, settings, progress = run.model, run.settings, run.progress
     number = len(progress.history) + 1
@@ -105,14 +105,14 @@ def epoch(run: Run, save: Callable[[], None] = lambda: None, label: str = "") ->
     begun, before = time.perf_counter(), progress.seconds
     saved = begun
     steps = run.steps
-    with run.optimizer.reading(model):
+    with run.optimizer.reading():
         for group in _bar(groups, steps, progress.step, label):
             done = (number - 1) * steps + progress.step
             for options in run.optimizer.param_groups:
                 options["lr"] = settings.lr * run.rate(done / (settings.epochs * steps))
             total += step(run, group)
             progress.step += 1
-            late = time.perf_counter() - saved >= settings.save_every and run.optimizer.settled
+            late = time.perf_counter() - saved >= settings.save_every
             if run.folder is not None and progress.step < steps and processes.decided(late):
                 progress.total = _finite(total.tolist(), number, settings.lr)
                 progress.seconds = before + time.perf_counter() - begun
@@ -133,6 +133,8 @@ def step(run: Run, batches: list[Any]) -> Tensor:
     # `part_names` gives the number of parts without a batch, so that a process whose share is empty can add zeros.
     sums = torch.zeros(len(model.part_names) + 1, dtype=torch.float64, device=model.device)
     for batch, weight in zip(batches, weights, strict=True):
+        if optimizer.tables:
+            optimizer.read(model.reads(batch))
         if weight:
             with precision:
                 parts = model.parts(batch)
@@ -140,8 +142,8 @@ def step(run: Run, batches: list[Any]) -> Tensor:
                 loss = terms.sum()
             (loss if alone else loss * weight).backward()
             sums += weight * torch.cat([terms.detach().double(), sums.new_ones(1)])
-            if batch is not batches[-1]:
-                model.after_step(batch)
+        if batch is not batches[-1]:
+            _after_step(run, batch, weight)
     if not alone:
         sums = processes.add(sums)
         processes.add_gradients(model.parameters())
@@ -149,9 +151,18 @@ def step(run: Run, batches: list[Any]) -> Tensor:
             if parameter.grad is not None:
                 parameter.grad /= sums[-1]
     optimizer.step()
-    if weights[-1]:
-        model.after_step(batches[-1])
+    optimizer.step_rows(1.0 if alone else 1.0 / float(sums[-1]))
+    _after_step(run, batches[-1], weights[-1])
     return sums[:-1] / sums[-1]
+
+
+def _after_step(run: Run, batch: Any, weight: int) -> None:
+    """Rows are fetched by all processes, one without targets too."""
+    after = run.model.reads_after(batch)
+    if after:
+        run.optimizer.look(after)
+    if weight:
+        run.model.after_step(batch)
 
 
 def _finite(parts: list[float], number: int, lr: float) -> list[float]:

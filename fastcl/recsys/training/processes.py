@@ -109,13 +109,10 @@ def add(values: Tensor) -> Tensor:
 
 
 def add_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replaces every gradient by its dense sum over the processes; a missing gradient counts as zeros."""
+    """Replaces every gradient by its sum over the processes; one that is missing somewhere counts as zeros."""
     if count() == 1:
         return
     learning = [p for p in parameters if p.requires_grad]
-    for parameter in learning:
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            parameter.grad = parameter.grad.to_dense()
     flat = torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in learning])
     dist.all_reduce(flat)
     for parameter, piece in zip(learning, flat.split([p.numel() for p in learning]), strict=True):

@@ -1,99 +1,180 @@
-"""Adam that moves only the rows of a `RowTable` that a step has read, to where Adam over the whole table moves them.
+"""The optimiser of a model: Adam over its weights, and of its `RowTable`s the rows that a step reads.
 
-How rows that were away catch up is `fastcl.late`'s; here is the optimiser of a model around it: which tables there are,
-a state that is Adam's, and gradients that are dense after all.
+A step fetches the rows that a batch reads, which are then an ordinary leaf of autograd; after the backward pass their
+gradient moves these rows (`fastcl.late`), each in the process that has it (rowshare.py). No loop and no files here.
 """
 
-import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fastcl.late import Betas, LateAdam
-from fastcl.recsys.models.rowtable import RowTable
+from fastcl.late import Betas, LateAdam, RowAdagrad
+from fastcl.recsys.models.rowtable import Held, RowTable
+from fastcl.recsys.training import rowshare
 
-SETTLE = 512  # after so many steps all rows are brought up to date
+Rule = LateAdam | RowAdagrad
+Wanted = Iterable[tuple[nn.Embedding, Tensor]]
+RULES: dict[str, Callable[[Tensor, Betas], Rule]] = {
+    "adam": LateAdam,
+    "rowwise-adagrad": lambda weight, betas: RowAdagrad(weight, betas.eps),
+}
+
+
+class _Read(NamedTuple):
+    rows: Tensor
+    route: rowshare.Route
 
 
 class RowAdam(torch.optim.Adam):
-    """torch.optim.Adam that, inside a block of `reading`, also takes sparse gradients of row tables. Its state has the
-    form of Adam's.
+    """torch.optim.Adam over the parameters of `model`, and over the rows of its row tables.
+
+    A step of training is `read`, then loss and backward pass, `step` and `step_rows`, in a block of `reading`. Several
+    processes call all of them the same number of times.
     """
 
-    def __init__(self, parameters: Any, lr: float, betas: tuple[float, float]) -> None:
-        super().__init__(parameters, lr=lr, betas=betas, fused=True)
-        self._late: dict[nn.Parameter, LateAdam] = {}
+    def __init__(self, model: nn.Module, lr: float, betas: tuple[float, float], eps: float = 1e-8) -> None:
+        super().__init__(model.parameters(), lr=lr, betas=betas, eps=eps, fused=True)
+        self.tables = {name: module for name, module in model.named_modules() if isinstance(module, RowTable)}
+        self.rules: dict[str, Rule] = {}
+        self._betas = Betas(*betas, eps)
+        self._loaded: Mapping[str, Tensor] = {}
+        self._reads: dict[str, list[_Read]] = {name: [] for name in self.tables}
+
+    def share_out(self) -> None:
+        """From here on each process has its own rows of each table, and the state of these."""
+        for name, table in self.tables.items():
+            if name in self.rules:
+                continue
+            if rowshare.processes.count() > 1:
+                table.weight.data = rowshare.own(table.weight.data)
+            rule = self.rules[name] = RULES[table.rule](table.weight.data, self._betas)
+            found = {key.rpartition("/")[2]: t for key, t in self._loaded.items() if key.rpartition("/")[0] == name}
+            if found:
+                for key in rule.PER_ROW:
+                    getattr(rule, key).copy_(rowshare.own(found[key]))
+                rule.standing = found
+        self._loaded = {}
 
     @contextmanager
-    def reading(self, model: nn.Module) -> Iterator[None]:
-        """A block in which lookups in the model's row tables find rows that are up to date. At its end all rows are.
-
-        ValueError for betas with which a row at rest would not come to a stop.
-        """
-        tables = [module for module in model.modules() if isinstance(module, RowTable)]
+    def reading(self) -> Iterator[None]:
+        """A block in which lookups find the rows that `read` has fetched. At its end no row is late."""
+        self.share_out()
+        for name in self.tables:
+            self._hold_nothing(name)
         try:
-            for table in tables:
-                self._late[table.weight] = self._begun(table.weight)
-                table.before = functools.partial(self._catch_up, table.weight)
             yield
         finally:
-            self.settle()
-            self._late = {}
-            for table in tables:
-                table.before = None
+            for name, table in self.tables.items():
+                self.rules[name].settle()
+                table.held, self._reads[name] = None, []
 
-    @property
-    def settled(self) -> bool:
-        """Whether no row is late, so that weights and state are those of Adam over the whole tables."""
-        return all(late.count == late.settled for late in self._late.values())
+    def read(self, wanted: Wanted) -> None:
+        """Fetches rows (ids in any order, repeated or not) for the next loss."""
+        for name, (held, route) in self._fetched(wanted).items():
+            held.rows.requires_grad_()
+            self._reads[name].append(_Read(held.rows, route))
 
-    def settle(self) -> None:
-        """Brings all rows up to date, whether they are about to be read or not."""
-        for late in self._late.values():
-            late.settle()
+    def look(self, wanted: Wanted) -> None:
+        """Fetches rows for lookups that no gradient comes of."""
+        self._fetched(wanted)
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step. Row tables with a sparse gradient move by rows; all other parameters move as in Adam."""
-        whole = []
-        for group in self.param_groups:
-            for weight in group["params"]:
-                late = self._late.get(weight)
-                if late is None or weight.grad is None:
-                    continue
-                if weight.grad.is_sparse:
-                    grad = weight.grad.coalesce()
-                    late.step(grad.indices()[0], grad.values(), group["lr"])
-                    self.state[weight]["step"] += 1
-                    weight.grad = None
-                else:
-                    late.settle()
-                    whole.append(late)
-        super().step(closure)
-        for late in whole:
-            _stand(late, late.count + 1)
-        if any(late.count - late.settled >= SETTLE for late in self._late.values()):
-            self.settle()
+    def _fetched(self, wanted: Wanted) -> dict[str, tuple[Held, rowshare.Route]]:
+        asked: dict[str, list[Tensor]] = {name: [] for name in self.tables}
+        for table, ids in wanted:
+            for name, own in self.tables.items():
+                if own is table:
+                    asked[name].append(ids.flatten())
+        fetched = {}
+        for name, parts in asked.items():
+            table = self.tables[name]
+            ids = torch.cat(parts).unique() if parts else torch.zeros(0, dtype=torch.int64, device=table.weight.device)
+            rows, route = rowshare.fetch(ids, table.num_embeddings, self.rules[name].read)
+            table.held = Held(ids, rows)
+            fetched[name] = table.held, route
+        return fetched
 
-    def _begun(self, weight: nn.Parameter) -> LateAdam:
-        """On the state of the parameter; where it has none, as torch's own Adam begins it, in the form for `fused`."""
-        first = self.param_groups[0]
-        late = LateAdam(weight, Betas(first["betas"][0], first["betas"][1], first["eps"]))
-        state = self.state[weight]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
-            state["exp_avg"], state["exp_avg_sq"] = late.first, late.second
-        late.first, late.second = state["exp_avg"], state["exp_avg_sq"]
-        _stand(late, int(state["step"].item()))
-        return late
+    def step_rows(self, scale: float = 1.0) -> None:
+        """Moves the rows that were read since the last step by their gradients times `scale`."""
+        for name, table in self.tables.items():
+            parts = [
+                (read.route.places, rowshare.give_back(read.route, _gradient(read.rows))) for read in self._reads[name]
+            ]
+            ids, grad = parts[0]
+            if len(parts) > 1:
+                ids, place = torch.cat([ids for ids, _ in parts]).unique(return_inverse=True)
+                grad = grad.new_zeros(len(ids), grad.shape[1]).index_add_(0, place, torch.cat([g for _, g in parts]))
+            self.rules[name].step(ids, grad, self.param_groups[0]["lr"] * table.rate, scale)
+            self._hold_nothing(name)
 
-    def _catch_up(self, weight: nn.Parameter, rows: Tensor) -> None:
-        self._late[weight].read(torch.unique(rows))
+    def _hold_nothing(self, name: str) -> None:
+        """A lookup of rows that nobody has fetched is an error: they may be late, or elsewhere."""
+        weight = self.tables[name].weight.data
+        ids = torch.zeros(0, dtype=torch.int64, device=weight.device)
+        self.tables[name].held, self._reads[name] = Held(ids, weight[:0]), []
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """A block in which each process has all rows of the tables, outside of `reading`."""
+        cut = {name: table for name, table in self.tables.items() if len(table.weight) < table.num_embeddings}
+        for table in cut.values():
+            table.weight.data = rowshare.whole(table.weight.data, table.num_embeddings)
+        try:
+            yield
+        finally:
+            for name, table in cut.items():
+                table.weight.data = self.rules[name].weight
+
+    def join(self) -> None:
+        """Gives each process all rows for good; there are no steps after it."""
+        for table in self.tables.values():
+            if len(table.weight) < table.num_embeddings:
+                table.weight.data = rowshare.whole(table.weight.data, table.num_embeddings)
+        self.rules = {}
+
+    def row_state(self) -> dict[str, Tensor]:
+        """The state of the tables' rows, all of them, as `load_rows` takes it; empty before the first step."""
+        found: dict[str, Tensor] = {}
+        for name, rule in self.rules.items():
+            rows = self.tables[name].num_embeddings
+            found |= {f"{name}/{key}": rowshare.whole(getattr(rule, key), rows) for key in rule.PER_ROW}
+            found |= {f"{name}/{key}": value for key, value in rule.standing.items()}
+        return found
+
+    def load_rows(self, state: Mapping[str, Tensor], where: str = "rows") -> None:
+        """Takes over what `row_state` gave, of any number of processes. ValueError, which begins with `where`, for what
+        does not fit the tables.
+        """
+        names = {key.rpartition("/")[0] for key in state}
+        like = {f"{name}/{key}": t for name in names & self.tables.keys() for key, t in self._fresh(name).items()}
+        odd = sorted(state.keys() ^ like.keys())
+        if odd:
+            raise ValueError(f"{where}: expected the state of the model's row tables, differs in {odd[0]}")
+        for key, tensor in state.items():
+            name, _, last = key.rpartition("/")
+            shape = tensor.shape if last == "owed" else like[key].shape
+            if tensor.dtype != like[key].dtype or tensor.shape != shape or not tensor.isfinite().all():
+                wanted, got = f"finite {like[key].dtype} {list(shape)}", f"{tensor.dtype} {list(tensor.shape)}"
+                raise ValueError(f"{where}: {key}: expected {wanted}, got {got}")
+        for name in names:
+            counts, owed, at = (state.get(f"{name}/{key}") for key in ("counts", "owed", "at"))
+            if counts is None or owed is None or at is None:
+                continue
+            done, settled = counts.tolist()
+            if not 0 <= settled <= int(at.min()) <= int(at.max()) <= done or owed.shape != (done - settled, 2):
+                raise ValueError(f"{where}: {name}/counts: expected steps that fit the other tensors, got others")
+        self._loaded = state
+
+    def _fresh(self, name: str) -> dict[str, Tensor]:
+        """The state of a whole table before the first step; what is not of single rows may grow."""
+        table = self.tables[name]
+        none = RULES[table.rule](table.weight.data[:0], self._betas)
+        of_rows = {key: getattr(none, key) for key in none.PER_ROW}
+        shapes = {key: (table.num_embeddings, *tensor.shape[1:]) for key, tensor in of_rows.items()}
+        return {key: of_rows[key].new_empty(1).expand(shape) for key, shape in shapes.items()} | none.standing
 
 
-def _stand(late: LateAdam, step: int) -> None:
-    """All rows are as of `step`."""
-    late.count = late.settled = step
-    late.at.fill_(step)
+def _gradient(rows: Tensor) -> Tensor:
+    return torch.zeros_like(rows) if rows.grad is None else rows.grad

@@ -22,6 +22,7 @@ from fastcl.recsys.models import Model
 from fastcl.recsys.options import above, at_least, between, one_of
 from fastcl.recsys.training import checkpoint, processes, tensorfile
 from fastcl.recsys.training.modelstate import distinct
+from fastcl.recsys.training.rowadam import RowAdam
 
 METRICS = ("ndcg@10", "recall@10")  # validation always measures these metrics, besides the metric of the run
 # Schedules map the fraction of planned steps already done (0..1) to a multiplier of the initial learning rate.
@@ -132,15 +133,16 @@ Content = tuple[dict[str, Tensor], dict[str, str]]
 
 
 def content(
-    model: Model, optimizer: torch.optim.Optimizer, progress: Progress, facts: Mapping[str, str] | None = None
+    model: Model, optimizer: RowAdam, progress: Progress, facts: Mapping[str, str] | None = None
 ) -> Content:
     """The tensors and facts of last.safetensors. Every process calls this function; only the first gets all tensors.
 
     Learned parameters and the optimiser's state are equal in all processes. Each process has its own frozen parameters
     (an encoder that follows another), buffers (a queue) and random states. facts: the facts of the run (`facts_of`).
     """
-    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    kept = distinct(model)
+    names = _learning(model, optimizer)
+    with optimizer.whole():
+        kept = distinct(model)
     tensors = {f"model/{name}": tensor for name, tensor in kept.items() if name in names}
     with_moments = []
     for name, parameter in model.named_parameters():
@@ -148,6 +150,7 @@ def content(
             tensors[f"optimizer/{key}/{name}"] = value
         if optimizer.state.get(parameter):
             with_moments.append(name)
+    tensors |= {f"rows/{name}": tensor for name, tensor in optimizer.row_state().items()}
     own = {f"buffer/{name}": tensor for name, tensor in kept.items() if name not in names}
     for rank, theirs in enumerate(_of_all(own | _random_states(model.device))):
         tensors |= {f"process/{rank}/{name}": tensor for name, tensor in theirs.items()}
@@ -166,7 +169,7 @@ def facts_of(settings: Settings, data: str, belongs: str) -> dict[str, str]:
 def save(
     folder: Path,
     model: Model,
-    optimizer: torch.optim.Optimizer,
+    optimizer: RowAdam,
     progress: Progress,
     facts: Mapping[str, str] | None = None,
 ) -> None:
@@ -178,7 +181,7 @@ def save(
 
 
 def restore(
-    folder: Path, model: Model, optimizer: torch.optim.Adam, expected: Mapping[str, str] | None = None
+    folder: Path, model: Model, optimizer: RowAdam, expected: Mapping[str, str] | None = None
 ) -> Progress:
     """Restores the model, the optimiser and torch's random state from last.safetensors; returns the progress.
 
@@ -190,14 +193,20 @@ def restore(
     tensors, facts = checkpoint.read_tensors(path, wanted)
     progress = _progress(facts.get("progress", ""), f"{path}: progress")
     own = _below(f"process/{processes.rank()}/", tensors)
-    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    names = _learning(model, optimizer)
     checkpoint.fill(model, _below("model/", tensors) | _below("buffer/", own), path)
     if not names <= set(model.state_dict()):
         raise ValueError(f"{path}: expected parameters that are in the model's state dict, got others")
     moments = _moments(path, _below("optimizer/", tensors), facts.get("moments"), model, progress)
+    optimizer.load_rows(_below("rows/", tensors), str(path))
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
     _restore_random(path, own, model.device)
     return progress
+
+
+def _learning(model: Model, optimizer: RowAdam) -> set[str]:
+    rows = {f"{name}.weight" for name in optimizer.tables}
+    return rows | {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def _progress(text: str, where: str) -> Progress:
@@ -225,7 +234,8 @@ def _moments(
         raise ValueError(
             f"{path}: expected {', '.join(MOMENTS)} of the parameters that had gradients, differs in {odd[0]}"
         )
-    if (progress.history or progress.step) and not having:
+    learns = any(parameter.requires_grad for parameter in learning.values())
+    if (progress.history or progress.step) and learns and not having:
         raise ValueError(f"{path}: expected the optimiser's state after {len(progress.history)} epochs, got none")
     numbers = {name: number for number, name in enumerate(learning)}
     for name in having:

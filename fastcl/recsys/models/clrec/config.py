@@ -5,6 +5,7 @@ propensities.py. Those files import the settings, so this file imports none of t
 from dataclasses import dataclass
 
 from fastcl.recsys.models.clrec.times import TIME_CUTS, UNITS, check_cuts
+from fastcl.recsys.models.rowtable import RATE_MEANING, RULE_MEANING, RULES, TABLE_MEANING, TABLES, check_table
 from fastcl.recsys.options import above, at_least, between
 from fastcl.recsys.settings import check_choices, setting
 
@@ -97,6 +98,9 @@ class CLRecConfig:
     lr: float = setting(3e-3, "Learning rate of the first step.")
     time_cuts: tuple[float, ...] = setting(TIME_CUTS, f'{TIME_CUTS_MEANING} Read by encoder "pooling" alone.')
     time_unit: str = setting("second", TIME_UNIT_MEANING, UNITS)
+    table: str = setting("auto", TABLE_MEANING, TABLES)
+    table_rule: str = setting("adam", RULE_MEANING, RULES)
+    table_rate: float = setting(1.0, RATE_MEANING)
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -112,6 +116,7 @@ class CLRecConfig:
             raise ValueError(f"momentum: expected 0 where no vectors are queued, got {self.momentum}")
         for name in ("temperature", "weight_limit", "lr"):
             above(0.0, name, getattr(self, name))
+        check_table(self.table_rate)
         check_cuts(self.time_cuts)
         if self.encoder == "sasrec" and self.dim % self.heads:
             raise ValueError(f"dim: expected a multiple of heads={self.heads}, got {self.dim}")

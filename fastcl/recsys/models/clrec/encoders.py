@@ -23,12 +23,12 @@ class ItemEncoder(nn.Module):
     without a value adds zeros.
     """
 
-    def __init__(self, items: Items, dim: int) -> None:
+    def __init__(self, items: Items, dim: int, id_table: nn.Embedding) -> None:
         super().__init__()
         count = len(items.features)
         if count > dim:
             raise ValueError(f"dim: expected at least the number of item features ({count}), got {dim}")
-        self.id = nn.Embedding(len(items) + 1, dim)
+        self.id = id_table
         self.features = nn.ModuleList()
         for nth, feature in enumerate(items.features.values()):
             width = dim // count + (nth < dim % count)

@@ -6,28 +6,40 @@ encoders.py the table of encoders, objectives.py the losses that the paper compa
 The queue is `fastcl.NegativeQueue`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastcl.library import absent
 from fastcl.momentum import momentum_update
 from fastcl.negatives import NegativeQueue
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.models.base import Model
-from fastcl.recsys.models.batching import Packed, Spans, batch_count, batched, log_shares, newest, pack, time_buckets
+from fastcl.recsys.models.batching import (
+    Packed,
+    Spans,
+    batch_count,
+    batched,
+    drawing,
+    log_shares,
+    newest,
+    pack,
+    time_buckets,
+)
 from fastcl.recsys.models.clrec.config import CLRecConfig
 from fastcl.recsys.models.clrec.encoders import ENCODERS, FEATURES, ItemEncoder, UserEncoder
-from fastcl.recsys.models.clrec.objectives import OBJECTIVES, Pairs, drawing
+from fastcl.recsys.models.clrec.objectives import OBJECTIVES, Pairs
 from fastcl.recsys.models.clrec.propensities import PROPENSITIES
 from fastcl.recsys.models.clrec.queues import SOURCES, follower
 from fastcl.recsys.models.clrec.tasks import Later, later, pick, u2u
 from fastcl.recsys.models.clrec.times import check_unit, cuts_in
 from fastcl.recsys.models.layers import glorot_normal, seeded
+from fastcl.recsys.models.rowtable import chosen, embedding
 from fastcl.recsys.settings import settled
 
 _NONE = absent(torch.int64)
@@ -73,10 +85,14 @@ class CLRec(Model):
 
     def __init__(self, items: Items, config: CLRecConfig | None = None, *, seed: int = 0, **options: Any) -> None:
         config = settled(CLRecConfig, config, options)
+        objective = OBJECTIVES[config.objective]
+        needs_all = f"objective={config.objective}" if objective.every else "momentum" if config.momentum else ""
+        config = replace(config, table=chosen(config.table, len(items), needs_all))
         super().__init__(items, config)
-        self.objective = OBJECTIVES[config.objective]
+        self.objective = objective
         with seeded(seed):
-            self.item = ItemEncoder(items, config.dim)
+            ids = embedding(config.table, len(items) + 1, config.dim, config.table_rule, config.table_rate)
+            self.item = ItemEncoder(items, config.dim, ids)
             self.user = ENCODERS[config.encoder](config)
             glorot_normal(self)
             self.propensity = PROPENSITIES[config.propensity](len(items)) if self.objective.weighs else None
@@ -156,6 +172,13 @@ class CLRec(Model):
             log_share=self.log_share,
             log_q=log_q,
         )
+
+    def reads(self, batch: Batch) -> Sequence[tuple[nn.Embedding, Tensor]]:
+        drawn = batch.drawn
+        if self.queue is not None:
+            drawn, _ = self.source.read(self.queue, max(0, self.config.negatives - len(batch.target)))
+        later = () if batch.later is None else (batch.later.item,)
+        return [(self.item.id, ids) for ids in (batch.item, batch.target, drawn, *later)]
 
     def after_step(self, batch: Batch) -> None:
         """Pushes the batch's positives into the queues, as the loss encoded them or as the followers encode them."""

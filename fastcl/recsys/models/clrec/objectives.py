@@ -3,11 +3,9 @@
 They are functions of encoded pairs (history, next click). model.py has the encoders, queues and batches.
 """
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -116,6 +114,7 @@ class Objective(NamedTuple):
     power: float = 1.0
     queue: bool = False  # whether it takes negatives from earlier batches
     weighs: bool = False  # whether it needs a propensity
+    every: bool = False  # whether each step reads all items
 
 
 OBJECTIVES: dict[str, Objective] = {
@@ -123,23 +122,7 @@ OBJECTIVES: dict[str, Objective] = {
     "sampled_softmax": Objective(sampled_softmax, lambda n, config: (config.negatives,)),
     "negative_sampling": Objective(negative_sampling, lambda n, config: (n, config.samples), power=0.75),
     "shared_negatives": Objective(negative_sampling, lambda n, config: (config.negatives,), power=0.75),
-    "full_softmax": Objective(full_softmax),
-    "ipw": Objective(inverse_propensity, weighs=True),
+    "full_softmax": Objective(full_softmax, every=True),
+    "ipw": Objective(inverse_propensity, weighs=True, every=True),
 }
 
-
-Draw = Callable[[tuple[int, ...]], np.ndarray]
-
-
-def drawing(log_share: Tensor, power: float, rng: np.random.Generator) -> Draw:
-    """A function from shapes to int64 items drawn in proportion to share ** power. The powers of all items are summed
-    only when the first shape that is not empty is drawn: for ten million items it takes as long as several batches.
-    """
-    upto = functools.cache(lambda: np.cumsum(np.exp(power * log_share.double().numpy(force=True))))
-
-    def draw(shape: tuple[int, ...]) -> np.ndarray:
-        if 0 in shape:
-            return np.zeros(shape, np.int64)
-        return 1 + np.searchsorted(upto()[:-1], rng.random(shape) * upto()[-1], side="right")
-
-    return draw

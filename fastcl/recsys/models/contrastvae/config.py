@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from fastcl.recsys.models.contrastvae.rules import RULES
 from fastcl.recsys.models.contrastvae.views import CONTRASTS, SEQUENCE
 from fastcl.recsys.models.layers import POSITIONS
-from fastcl.recsys.models.losses import ITEM_LOSSES
 from fastcl.recsys.options import above, at_least, between, one_of
 from fastcl.recsys.settings import check_choices, setting
 
@@ -13,6 +12,7 @@ from fastcl.recsys.settings import check_choices, setting
 MODEL, VARIATIONAL = "dropout", "variational"
 ALPHAS = {"scalar": lambda config: (), "dimension": lambda c: (c.dim,), "position": lambda c: (c.max_len, 1)}
 TEMPERATURES = ("fixed", "learned")
+RECONSTRUCTIONS = ("softmax", "sampled", "bce")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ContrastVAEConfig:
         "softmax",
         """Loss of the decoder. "softmax": cross-entropy over all items. "sampled": over the target and `samples` items.
         "bce": binary cross-entropy of the next item against one item that the user never clicked.""",
-        ITEM_LOSSES,
+        RECONSTRUCTIONS,
     )
     samples: int = setting(512, 'Items that reconstruction "sampled" draws for each batch, uniformly.')
     debias: float = setting(

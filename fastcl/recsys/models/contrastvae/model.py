@@ -20,7 +20,7 @@ from fastcl.recsys.models.contrastvae.config import ALPHAS, VARIATIONAL, Contras
 from fastcl.recsys.models.contrastvae.rules import CLEAN, RULES, Sampler, packed
 from fastcl.recsys.models.contrastvae.views import CONTRASTS, SEQUENCE
 from fastcl.recsys.models.layers import POSITIONS, Dropout, PostBlock, seeded, short_normal
-from fastcl.recsys.models.losses import ITEM_LOSSES, Draw
+from fastcl.recsys.models.losses import ITEM_LOSSES, Draw, scored
 from fastcl.recsys.settings import settled
 
 
@@ -157,6 +157,7 @@ class ContrastVAE(Model):
         """The weighted terms whose sum is the loss: reconstruction and kl of both views, contrast, alpha."""
         config = self.config
         reconstruction, kl, pooled = self.bias.new_zeros(()), self.bias.new_zeros(()), []
+        items = scored(self.item_vectors(), self.bias)
         for nth, (view, embedded) in enumerate(zip(batch, self.rules.embed(self, batch), strict=True)):
             clicks = view.clicks
             mu, log_variance = self.posterior(embedded, clicks, self.rules.masks(clicks, view.item))
@@ -164,7 +165,7 @@ class ContrastVAE(Model):
             z = self._sampler(nth)(mu, (0.5 * log_variance).exp(), alpha, config.sigma_dropout, self.training)
             real = view.target != PAD
             reconstruction = reconstruction + ITEM_LOSSES[config.reconstruction].loss(
-                self.decode(z[real], view.real), self.item_vectors(), view.target[real], view.negative, self.bias
+                self.decode(z[real], view.real), items, view.target[real], view.negative
             )
             kl = kl + divergence(mu, log_variance).mean()
             total = z.new_zeros(len(clicks.length), config.dim).index_add(0, clicks.row, z)

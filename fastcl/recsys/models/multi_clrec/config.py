@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from fastcl.recsys.models.clrec.config import DUPLICATES, DUPLICATES_MEANING, TIME_CUTS_MEANING, TIME_UNIT_MEANING
 from fastcl.recsys.models.clrec.times import TIME_CUTS, UNITS, check_cuts
+from fastcl.recsys.models.rowtable import RATE_MEANING, RULE_MEANING, RULES, TABLE_MEANING, TABLES, check_table
 from fastcl.recsys.options import above, at_least, between
 from fastcl.recsys.settings import check_choices, setting
 
@@ -50,6 +51,9 @@ class MultiCLRecConfig:
     lr: float = setting(3e-3, "Learning rate of the first step.")
     time_cuts: tuple[float, ...] = setting(TIME_CUTS, TIME_CUTS_MEANING)
     time_unit: str = setting("second", TIME_UNIT_MEANING, UNITS)
+    table: str = setting("auto", TABLE_MEANING, TABLES)
+    table_rule: str = setting("adam", RULE_MEANING, RULES)
+    table_rate: float = setting(1.0, RATE_MEANING)
 
     def __post_init__(self) -> None:
         for name in ("dim", "intents", "served", "hidden", "max_len", "batch", "secondary"):
@@ -63,4 +67,5 @@ class MultiCLRecConfig:
         check_choices(self)
         if self.served > self.intents:
             raise ValueError(f"served: expected at most intents={self.intents}, got {self.served}")
+        check_table(self.table_rate)
         check_cuts(self.time_cuts)

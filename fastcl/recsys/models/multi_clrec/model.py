@@ -5,7 +5,8 @@ This file holds the model alone: user encoder, loss, batches. config.py has the 
 network, queues.py the queues. The model follows the paper; the program that the authors published is of a predecessor.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,7 @@ from fastcl.recsys.models.multi_clrec.parts import (
     straight_through,
 )
 from fastcl.recsys.models.multi_clrec.queues import IntentQueues, infonce
+from fastcl.recsys.models.rowtable import chosen, embedding
 from fastcl.recsys.options import one_of
 from fastcl.recsys.settings import settled
 
@@ -95,13 +97,15 @@ class MultiCLRec(Model):
 
     def __init__(self, items: Items, config: MultiCLRecConfig | None = None, *, seed: int = 0, **options: Any) -> None:
         config = settled(MultiCLRecConfig, config, options)
+        config = replace(config, table=chosen(config.table, len(items), ""))
         super().__init__(items, config)
         if config.category:
             one_of(items.features, "category", config.category)
         self.category = config.category or next(iter(items.features), "")
         with seeded(seed):
             dim, hidden = config.dim, config.hidden
-            self.item = CategoryItems(items, self.category, dim, hidden)
+            ids = embedding(config.table, len(items) + 1, dim, config.table_rule, config.table_rate)
+            self.item = CategoryItems(items, self.category, hidden, ids)
             self.position = nn.Embedding(config.max_len, dim)
             self.bucket = nn.Embedding(len(config.time_cuts) + 1, dim) if config.time_cuts else None
             self.dropout = Dropout(config.dropout)
@@ -186,6 +190,13 @@ class MultiCLRec(Model):
             "separation": config.separation * separation(cosine, intent, config.temperature),
             "balance": config.balance * balance(F.embedding(torch.cat([of_target, of_click]), log_routed)),
         }
+
+    def reads(self, batch: Batch) -> Sequence[tuple[nn.Embedding, Tensor]]:
+        return [(self.item.id, ids) for ids in (batch.target, batch.item, self.queues.again())]
+
+    def reads_after(self, batch: Batch) -> Sequence[tuple[nn.Embedding, Tensor]]:
+        """What the main queue may evict is routed."""
+        return [(self.item.id, ids) for ids in (batch.target, self.queues.evictable())]
 
     @torch.no_grad()
     def after_step(self, batch: Batch) -> None:

@@ -33,9 +33,9 @@ class CategoryItems(nn.Module):
     `category` is "", have the embedding of their id as c(y), so that each is a category of its own.
     """
 
-    def __init__(self, items: Items, category: str, dim: int, hidden: int) -> None:
+    def __init__(self, items: Items, category: str, hidden: int, id_table: nn.Embedding) -> None:
         super().__init__()
-        self.id = nn.Embedding(len(items) + 1, dim)
+        self.id, dim = id_table, id_table.embedding_dim
         self.features = nn.ModuleDict()
         for nth, feature in enumerate(items.features.values()):
             self.features[str(nth)] = nn.EmbeddingBag(len(feature.values) + 1, dim, mode="mean", padding_idx=PAD)

@@ -59,6 +59,12 @@ class IntentQueues(nn.Module):
         """int64 [M], the items of all queues that are to be encoded anew; empty where the queues keep vectors."""
         return torch.cat([self.source.read(queue, len(queue))[0] for queue in self.all])
 
+    def evictable(self) -> Tensor:
+        """int64 [M], the items in the main queue."""
+        main = self.all[0]
+        ids = main.newest(len(main)).ids
+        return ids if ids is not None else torch.zeros(0, dtype=torch.int64, device=main.keys.device)
+
     def ready(self, vectors: Tensor) -> list[Queued]:
         """The content of all queues, given the vectors [M, D] of the items that `again` named."""
         held = [self.source.read(queue, len(queue)) for queue in self.all]
