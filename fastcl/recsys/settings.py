@@ -70,8 +70,9 @@ def described(config: type, width: int = 88) -> str:
     for one in settings_of(config):
         default = f" = {shortened(one.default)}" if one.default else ""
         lines += textwrap.wrap(f"{one.name}: {one.type}{default}", width, subsequent_indent=" " * 8)
-        indents = {"initial_indent": "    ", "subsequent_indent": "    "}
-        lines += textwrap.wrap(one.meaning, width, break_on_hyphens=False, **indents)
+        lines += textwrap.wrap(
+            one.meaning, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
+        )
     return "\n".join(lines)
 
 
