@@ -156,5 +156,5 @@ def test_what_cannot_be_registered_is_refused() -> None:
         register(int)
     with pytest.raises(TypeError, match="expected a name and a dataclass Config in Nameless"):
         register(type("Nameless", (SASRec,), {"name": ""}))
-    with pytest.raises(ValueError, match="expected a name that is free, got 'sasrec', which is SASRec"):
+    with pytest.raises(ValueError, match="expected a name that is free, got 'sasrec', the name of SASRec"):
         register(type("Other", (SASRec,), {}))

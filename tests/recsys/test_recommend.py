@@ -108,7 +108,7 @@ def test_unknown_items_are_skipped_and_counted():
         ([[3]], {}, TypeError, "expected ids as strings, got 3 in row 0"),
         ([["i1"]], {"k": 0}, ValueError, "k: expected whole numbers from 1, .* got 0"),
         ([], {"seen": "hide"}, ValueError, "seen: expected one of mask, keep, got 'hide'"),
-        ([["i1", "i2"]], {"times": [[1]]}, ValueError, "times: expected as many in each row"),
+        ([["i1", "i2"]], {"times": [[1]]}, ValueError, "times: expected as many times as ids"),
         ([["i3"], ["i1", "i2"]], {"times": [[9], [2, 1]]}, ValueError, "numbers that never fall, got 1 in row 1"),
         ([["i1"], ["i2"]], {"times": [[1.0], [np.nan]]}, ValueError, "never fall, got nan in row 1"),
     ],
