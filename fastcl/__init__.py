@@ -21,6 +21,7 @@ from fastcl.momentum import momentum_update
 from fastcl.negatives import Evicted, NegativeQueue
 from fastcl.ops import contrast
 from fastcl.ops_pairwise import softplus_sum
+from fastcl.positives import log_in, log_out, supcon_in, supcon_out
 from fastcl.registry import LOSSES as _LOSSES
 
 # __init__.pyi writes out all public names for type checkers and editors.
@@ -34,11 +35,15 @@ __all__ = [
     "config",
     "contrast",
     "cosface",
+    "log_in",
+    "log_out",
     "mises_fisher_weights",
     "momentum_update",
     "set_isa",
     "show_config",
     "softplus_sum",
+    "supcon_in",
+    "supcon_out",
     "token_chunks",
     *_LOSSES,
 ]

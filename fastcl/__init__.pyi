@@ -24,6 +24,14 @@ from fastcl.pairwise import jensen_shannon as jensen_shannon
 from fastcl.pairwise import negative_sampling as negative_sampling
 from fastcl.pairwise import siglip as siglip
 from fastcl.pairwise import triplet as triplet
+from fastcl.positives import log_in as log_in
+from fastcl.positives import log_out as log_out
+from fastcl.positives import multi_positive as multi_positive
+from fastcl.positives import supcon_in as supcon_in
+from fastcl.positives import supcon_out as supcon_out
+from fastcl.soft import distill_kl as distill_kl
+from fastcl.soft import margin_mse as margin_mse
+from fastcl.soft import soft_cross_entropy as soft_cross_entropy
 from fastcl.softmax import linear_cross_entropy as linear_cross_entropy
 from fastcl.softmax import sampled_softmax as sampled_softmax
 from fastcl.views import alignment as alignment
@@ -45,22 +53,30 @@ __all__ = [
     "dcl",
     "dclw",
     "debiased_infonce",
+    "distill_kl",
     "infonce",
     "infonce_plus",
     "jensen_shannon",
     "linear_cross_entropy",
+    "log_in",
+    "log_out",
+    "margin_mse",
     "mine",
     "mine_plus",
     "mises_fisher_weights",
     "momentum_update",
+    "multi_positive",
     "negative_sampling",
     "nt_xent",
     "sampled_softmax",
     "set_isa",
     "show_config",
     "siglip",
+    "soft_cross_entropy",
     "softplus_sum",
     "supcon",
+    "supcon_in",
+    "supcon_out",
     "token_chunks",
     "triplet",
     "uniformity",

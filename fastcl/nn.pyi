@@ -4,6 +4,7 @@ import collections.abc
 
 import torch
 
+import fastcl.positives
 import fastcl.rows
 from fastcl.module import LossModule
 
@@ -607,6 +608,140 @@ class JensenShannon(LossModule):
         query: torch.Tensor,
         positive_key: torch.Tensor,
         negative_keys: torch.Tensor,
+        *,
+        reduction: str = 'mean',
+        weight: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+class MultiPositive(LossModule):
+    def __init__(
+        self,
+        temperature: float | torch.Tensor = 0.1,
+        reduction: str = 'mean',
+        *,
+        form: collections.abc.Callable[[fastcl.positives.Positives], torch.Tensor] = ...,
+        normalize: bool = True,
+        in_batch: bool | None = None,
+        positive_weight: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+    ) -> None: ...
+    def forward(
+        self,
+        query: torch.Tensor,
+        positives: torch.Tensor,
+        owner: torch.Tensor,
+        negative_keys: torch.Tensor | None = None,
+        *,
+        temperature: float | torch.Tensor = 0.1,
+        reduction: str = 'mean',
+        form: collections.abc.Callable[[fastcl.positives.Positives], torch.Tensor] = ...,
+        normalize: bool = True,
+        in_batch: bool | None = None,
+        positive_weight: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+    def __call__(
+        self,
+        query: torch.Tensor,
+        positives: torch.Tensor,
+        owner: torch.Tensor,
+        negative_keys: torch.Tensor | None = None,
+        *,
+        temperature: float | torch.Tensor = 0.1,
+        reduction: str = 'mean',
+        form: collections.abc.Callable[[fastcl.positives.Positives], torch.Tensor] = ...,
+        normalize: bool = True,
+        in_batch: bool | None = None,
+        positive_weight: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+class SoftCrossEntropy(LossModule):
+    def __init__(
+        self,
+        temperature: float | torch.Tensor = 1.0,
+        reduction: str = 'mean',
+        row_weight: torch.Tensor | None = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        linear_weight: torch.Tensor,
+        target: torch.Tensor,
+        index: torch.Tensor | None = None,
+        *,
+        temperature: float | torch.Tensor = 1.0,
+        reduction: str = 'mean',
+        row_weight: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+    def __call__(
+        self,
+        input: torch.Tensor,
+        linear_weight: torch.Tensor,
+        target: torch.Tensor,
+        index: torch.Tensor | None = None,
+        *,
+        temperature: float | torch.Tensor = 1.0,
+        reduction: str = 'mean',
+        row_weight: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+class DistillKL(LossModule):
+    def __init__(
+        self,
+        temperature: float | torch.Tensor = 1.0,
+        reduction: str = 'mean',
+        row_weight: torch.Tensor | None = None,
+        *,
+        teacher_temperature: float = 1.0,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        linear_weight: torch.Tensor,
+        teacher: torch.Tensor,
+        index: torch.Tensor | None = None,
+        *,
+        temperature: float | torch.Tensor = 1.0,
+        reduction: str = 'mean',
+        row_weight: torch.Tensor | None = None,
+        teacher_temperature: float = 1.0,
+    ) -> torch.Tensor: ...
+    def __call__(
+        self,
+        input: torch.Tensor,
+        linear_weight: torch.Tensor,
+        teacher: torch.Tensor,
+        index: torch.Tensor | None = None,
+        *,
+        temperature: float | torch.Tensor = 1.0,
+        reduction: str = 'mean',
+        row_weight: torch.Tensor | None = None,
+        teacher_temperature: float = 1.0,
+    ) -> torch.Tensor: ...
+
+class MarginMSE(LossModule):
+    def __init__(
+        self,
+        reduction: str = 'mean',
+        weight: torch.Tensor | None = None,
+    ) -> None: ...
+    def forward(
+        self,
+        query: torch.Tensor,
+        positive: torch.Tensor,
+        negative: torch.Tensor,
+        teacher_margin: torch.Tensor,
+        *,
+        reduction: str = 'mean',
+        weight: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+    def __call__(
+        self,
+        query: torch.Tensor,
+        positive: torch.Tensor,
+        negative: torch.Tensor,
+        teacher_margin: torch.Tensor,
         *,
         reduction: str = 'mean',
         weight: torch.Tensor | None = None,

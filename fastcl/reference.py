@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastcl.reference_pairwise import bpr, jensen_shannon, negative_sampling, siglip, softplus_sum, triplet
+from fastcl.reference_soft import distill_kl, margin_mse, multi_positive, soft_cross_entropy
 from fastcl.reference_views import alignment, linear_cross_entropy, nt_xent, supcon, uniformity
 
 __all__ = [
@@ -26,16 +27,20 @@ __all__ = [
     "dcl",
     "dclw",
     "debiased_infonce",
+    "distill_kl",
     "infonce",
     "infonce_plus",
     "jensen_shannon",
     "linear_cross_entropy",
+    "margin_mse",
     "mine",
     "mine_plus",
+    "multi_positive",
     "negative_sampling",
     "nt_xent",
     "sampled_softmax",
     "siglip",
+    "soft_cross_entropy",
     "softplus_sum",
     "supcon",
     "triplet",

@@ -19,15 +19,17 @@ SIZES = {"N": 6, "M": 5, "K": 3, "D": 4, "V": 7}
 
 
 class Argument(NamedTuple):
-    """`kind`: rows of features, a positive number, any number, the log of a probability, an id, or a class below V."""
+    """`kind`: rows of features, a positive number, any number, the log of a probability, an id, a class below V, or
+    the number of a row."""
 
     shape: str  # letters of SIZES; "2N" for both views; "" for a 0-d tensor
     kind: str = "rows"
 
     def make(self, sizes: Mapping[str, int], g: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
         shape = [2 * sizes["N"]] if self.shape == "2N" else [sizes[letter] for letter in self.shape]
-        if self.kind in ("id", "class"):
-            return torch.randint(3 if self.kind == "id" else max(1, sizes["V"]), shape, generator=g)
+        if self.kind in ("id", "class", "row"):
+            below = {"id": 3, "class": sizes["V"], "row": sizes["N"]}[self.kind]
+            return torch.randint(max(1, below), shape, generator=g)
         x = torch.randn(shape, generator=g, dtype=torch.float64)
         x = {"rows": x, "number": x, "positive": 0.3 + x.abs(), "log_q": -1.0 - x.abs()}[self.kind]
         return x.to(dtype)
@@ -40,7 +42,7 @@ class Call(NamedTuple):
 
     @property
     def learning(self) -> list[str]:
-        return [name for name, a in self.arguments.items() if a.kind not in ("id", "class")]
+        return [name for name, a in self.arguments.items() if a.kind not in ("id", "class", "row")]
 
     def make(
         self, sizes: Mapping[str, int] = SIZES, dtype: torch.dtype = torch.float32, seed: int = 0
@@ -129,6 +131,30 @@ CALLS: dict[str, Call] = {
         {"input": Argument("ND"), "linear_weight": Argument("VD"), "target": Argument("N", "class"),
          "linear_bias": Argument("V", "number"), **ONE_T, "row_weight": Argument("N", "positive")},
         {"label_smoothing": 0.1},
+    ),
+    "soft_cross_entropy": Call(
+        "soft_cross_entropy",
+        {"input": Argument("ND"), "linear_weight": Argument("VD"), "target": Argument("NV", "positive"), **ONE_T,
+         "row_weight": Argument("N", "positive")},
+    ),
+    "soft_cross_entropy, sparse": Call(
+        "soft_cross_entropy",
+        {"input": Argument("ND"), "linear_weight": Argument("VD"), "target": Argument("NK", "number"),
+         "index": Argument("NK", "class"), **ROW_T},
+    ),
+    "distill_kl": Call(
+        "distill_kl",
+        {"input": Argument("ND"), "linear_weight": Argument("VD"), "teacher": Argument("NK", "number"),
+         "index": Argument("NK", "class"), **ONE_T, "row_weight": Argument("N", "positive")},
+        {"teacher_temperature": 0.7},
+    ),
+    "margin_mse": Call("margin_mse", {"query": Argument("ND"), "positive": Argument("ND"), "negative": Argument("NKD"),
+                                      "teacher_margin": Argument("NK", "number"), **WEIGHT}),
+    "multi_positive": Call(
+        "multi_positive",
+        {"query": Argument("ND"), "positives": Argument("ND"), "owner": Argument("N", "row"), **SHARED, **ROW_T,
+         "positive_weight": Argument("N", "positive"), **WEIGHT},
+        {"in_batch": True},
     ),
     "nt_xent": Call(
         "nt_xent", {"view1": Argument("ND"), "view2": Argument("ND"), **ONE_T, "weight": Argument("2N", "positive")}

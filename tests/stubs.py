@@ -61,7 +61,8 @@ def module(loss: Loss) -> str:
 
 
 def modules() -> str:
-    opening = "import collections.abc\n\nimport torch\n\nimport fastcl.rows\nfrom fastcl.module import LossModule\n\n"
+    known = "import fastcl.positives\nimport fastcl.rows\nfrom fastcl.module import LossModule\n\n"
+    opening = f"import collections.abc\n\nimport torch\n\n{known}"
     return HEAD + opening + "\n".join(module(loss) for loss in LOSSES.values())
 
 

@@ -54,6 +54,29 @@ fastcl.sampled_softmax(x, x, normalize=True)  # wrong
 fastcl.linear_cross_entropy(x, x, ids, x[0], 0.5, row_weight=x[0], weight=x[0], label_smoothing=0.1)
 fastcl.linear_cross_entropy(x, x)  # wrong
 fastcl.linear_cross_entropy(query=x, table=x, target=ids)  # wrong
+fastcl.soft_cross_entropy(x, x, x, ids[:, None])
+fastcl.soft_cross_entropy(x, x)  # wrong
+fastcl.distill_kl(x, x, x, teacher_temperature=2.0)
+fastcl.distill_kl(x, x, x, teacher_temperature="2")  # wrong
+fastcl.margin_mse(x, x, x[:, None], x[:, :1])
+fastcl.margin_mse(x, x, x)  # wrong
+fastcl.multi_positive(x, x, ids, form=fastcl.log_in)
+fastcl.multi_positive(x, x, ids, form=fastcl.log_out)
+fastcl.multi_positive(x, x, ids, form=fastcl.supcon_in)
+fastcl.multi_positive(x, x, ids, form=fastcl.supcon_out)
+fastcl.multi_positive(x, x, ids, form="log_in")  # wrong
+fastcl.log_in(x)  # wrong
+fastcl.log_out(x)  # wrong
+fastcl.supcon_in(x)  # wrong
+fastcl.supcon_out(x)  # wrong
+fastcl.nn.SoftCrossEntropy(0.5)(x, x, x)
+fastcl.nn.SoftCrossEntropy("0.5")  # wrong
+fastcl.nn.DistillKL(0.5, teacher_temperature=2.0)(x, x, x)
+fastcl.nn.DistillKL(teacher_temperature="2")  # wrong
+fastcl.nn.MarginMSE("sum")(x, x, x, x)
+fastcl.nn.MarginMSE(0.5)  # wrong
+fastcl.nn.MultiPositive(form=fastcl.log_in)(x, x, ids)
+fastcl.nn.MultiPositive(form=0.5)  # wrong
 fastcl.nt_xent(x, x, temperature=0.5, weight=x[0])
 fastcl.nt_xent(x, x, normalize=False)  # wrong
 fastcl.supcon(x, ids, 0.1, "none")

@@ -92,16 +92,25 @@ def configs() -> str:
 # One argument of each name, for calling any loss. Rows of different lengths: a loss that normalises cannot see them.
 GIVEN: dict[str, torch.Tensor] = {
     **dict.fromkeys(("query", "view1", "anchor", "features", "x", "input"), torch.tensor([[3.0, 1.0], [0.5, 2.0]])),
-    **dict.fromkeys(("positive_key", "view2", "positive", "key", "y"), torch.tensor([[1.0, 0.2], [0.1, 0.7]])),
+    **dict.fromkeys(
+        ("positive_key", "view2", "positive", "positives", "key", "y"), torch.tensor([[1.0, 0.2], [0.1, 0.7]])
+    ),
     **dict.fromkeys(("negative_keys", "negative", "linear_weight"), torch.tensor([[2.0, -1.0], [0.3, 0.4]])),
-    **dict.fromkeys(("labels", "target"), torch.tensor([0, 1])),
+    **dict.fromkeys(("labels", "target", "owner"), torch.tensor([0, 1])),
     **dict.fromkeys(("logit_scale", "logit_bias"), torch.tensor(1.0)),
+}
+# What a loss calls by a name that means something else to the others.
+OWN: dict[str, dict[str, torch.Tensor]] = {
+    "soft_cross_entropy": {"target": torch.tensor([[0.7, 0.3], [0.2, 0.8]])},
+    "distill_kl": {"teacher": torch.tensor([[1.0, 0.3], [0.2, 0.8]])},
+    "margin_mse": {"negative": torch.tensor([[[2.0, -1.0]], [[0.3, 0.4]]]), "teacher_margin": torch.ones(2, 1)},
 }
 
 
 def normalises(loss: Callable[..., torch.Tensor]) -> str:
     """Found out by calling: does it matter how long the vectors are?"""
-    given = {name: GIVEN[name] for name in inspect.signature(loss).parameters if name in GIVEN}
+    all_given = GIVEN | OWN.get(loss.__name__, {})
+    given = {name: all_given[name] for name in inspect.signature(loss).parameters if name in all_given}
     longer = {name: x * 2 if x.dim() == 2 else x for name, x in given.items()}
     same = torch.allclose(loss(**given), loss(**longer))
     if "normalize" in inspect.signature(loss).parameters:

@@ -172,7 +172,7 @@ def test_the_fallback_reads_no_freed_memory() -> None:
 def test_any_integer_dtype_serves_as_id(dtype: torch.dtype) -> None:
     tried = 0
     for name, call, argument in ARGUMENTS:
-        if call.arguments[argument].kind in ("id", "class"):
+        if call.arguments[argument].kind in ("id", "class", "row"):
             arguments = call.make()
             found = _value(call({**arguments, argument: arguments[argument].to(dtype)}))
             assert torch.equal(found, _value(call(arguments))), (name, argument)
