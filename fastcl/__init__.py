@@ -17,8 +17,10 @@ from fastcl._build import config, set_isa, show_config
 from fastcl.adjust import arcface, cosface
 from fastcl.chunked import cached, token_chunks
 from fastcl.losses import mises_fisher_weights
+from fastcl.mining import hard_negatives
 from fastcl.momentum import momentum_update
 from fastcl.negatives import Evicted, NegativeQueue
+from fastcl.nested import matryoshka
 from fastcl.ops import contrast
 from fastcl.ops_pairwise import softplus_sum
 from fastcl.positives import log_in, log_out, supcon_in, supcon_out
@@ -35,8 +37,10 @@ __all__ = [
     "config",
     "contrast",
     "cosface",
+    "hard_negatives",
     "log_in",
     "log_out",
+    "matryoshka",
     "mises_fisher_weights",
     "momentum_update",
     "set_isa",

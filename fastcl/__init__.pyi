@@ -14,9 +14,11 @@ from fastcl.adjust import cosface as cosface
 from fastcl.chunked import cached as cached
 from fastcl.chunked import token_chunks as token_chunks
 from fastcl.losses import mises_fisher_weights as mises_fisher_weights
+from fastcl.mining import hard_negatives as hard_negatives
 from fastcl.momentum import momentum_update as momentum_update
 from fastcl.negatives import Evicted as Evicted
 from fastcl.negatives import NegativeQueue as NegativeQueue
+from fastcl.nested import matryoshka as matryoshka
 from fastcl.ops import contrast as contrast
 from fastcl.ops_pairwise import softplus_sum as softplus_sum
 from fastcl.pairwise import bpr as bpr
@@ -54,6 +56,7 @@ __all__ = [
     "dclw",
     "debiased_infonce",
     "distill_kl",
+    "hard_negatives",
     "infonce",
     "infonce_plus",
     "jensen_shannon",
@@ -61,6 +64,7 @@ __all__ = [
     "log_in",
     "log_out",
     "margin_mse",
+    "matryoshka",
     "mine",
     "mine_plus",
     "mises_fisher_weights",

@@ -77,6 +77,11 @@ fastcl.nn.MarginMSE("sum")(x, x, x, x)
 fastcl.nn.MarginMSE(0.5)  # wrong
 fastcl.nn.MultiPositive(form=fastcl.log_in)(x, x, ids)
 fastcl.nn.MultiPositive(form=0.5)  # wrong
+fastcl.matryoshka(fastcl.infonce, dims=(1, 2), weights=[0.5, 1.0])(x, x)
+fastcl.matryoshka(fastcl.infonce, 2)  # wrong
+fastcl.hard_negatives(x, x, 1, cap=0.9)
+fastcl.hard_negatives(x, queue, 1, ids=ids)
+fastcl.hard_negatives(x, x, 1.5)  # wrong
 fastcl.nt_xent(x, x, temperature=0.5, weight=x[0])
 fastcl.nt_xent(x, x, normalize=False)  # wrong
 fastcl.supcon(x, ids, 0.1, "none")
