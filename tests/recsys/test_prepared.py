@@ -183,16 +183,17 @@ def test_item_features_are_prepared_or_added_later(tmp_path: Path) -> None:
         assert made.split().digests != {}
 
 
-SETTINGS = ["--epochs", "2", "--set", "dim=8", "max_len=6", "batch=64"]
+SETTINGS = {"sasrec": ["max_len=6"], "clrec": ["max_len=6"], "mf": []}
 
 
-def train(source: Path, run: Path, model: str, *more: str) -> bytes:
-    assert main.main(["train", str(source), "--model", model, *SETTINGS, "-o", str(run), *more]) == 0
+def train(source: Path, run: Path, model: str) -> bytes:
+    settings = ["--epochs", "1", "--set", "dim=8", "batch=64", *SETTINGS[model]]
+    assert main.main(["train", str(source), "--model", model, *settings, "-o", str(run)]) == 0
     return (run / "model.safetensors").read_bytes()
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("model", ["sasrec", "clrec"])
+@pytest.mark.parametrize("model", SETTINGS)
 def test_training_evaluation_and_lists_are_those_of_the_text(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -301,6 +302,17 @@ def test_one_who_writes_keeps_what_another_one_writes(tmp_path: Path) -> None:
         assert (place / "item.bin").exists()
     assert not place.exists()  # no manifest names it
     same(Interactions.read(tmp_path), Interactions.read(log()))
+
+
+def test_data_that_is_replaced_while_it_is_opened_is_opened_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(log(), tmp_path)
+    found = [prepared.read_manifest(tmp_path)]
+    prepare(log(seed=1), tmp_path, force=True)
+    now = prepared.read_manifest
+    monkeypatch.setattr(prepared, "read_manifest", lambda folder: found.pop() if found else now(folder))
+    same(Interactions.read(tmp_path), Interactions.read(log(seed=1)))
 
 
 def test_folders_that_hold_something_are_refused(tmp_path: Path) -> None:

@@ -208,3 +208,14 @@ def test_the_command_line(files: Path, capsys: pytest.CaptureFixture[str]) -> No
     ):
         assert main.main(["train", *options, *small, "-o", "none"]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_repeats_are_found_case_by_case_with_one_target_or_several() -> None:
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(1, 30, size=n).tolist() for n in rng.integers(0, 9, size=200)]
+    target = rng.integers(1, 30, size=200)
+    history, user = Histories.from_lists(rows), np.arange(200)
+    expected = [item in row for item, row in zip(target.tolist(), rows, strict=True)]
+    assert 0 < sum(expected) < 200
+    for offsets in (None, np.arange(201)):
+        assert Cases(user, history, target, offsets=offsets).repeated.tolist() == expected

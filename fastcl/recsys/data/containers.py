@@ -292,6 +292,10 @@ class Cases:
         for begin, end in ranges(self.history.lengths):
             part = self.take(np.arange(begin, end))
             row = np.repeat(np.arange(len(part)), part.history.lengths)
+            if part.offsets is None:
+                again = row[part.history.item == part.target[row]]
+                found.append(np.bincount(again, minlength=len(part)) > 0)
+                continue
             width = 1 + max(part.history.item.max(initial=0), part.target.max(initial=0))
             found.append(np.isin(part.case * width + part.target, row * width + part.history.item))
         return np.concatenate(found)

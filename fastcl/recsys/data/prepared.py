@@ -139,6 +139,16 @@ def read_manifest(folder: Path) -> Manifest:
 def read(folder: Path) -> Prepared:
     """The log in a prepared folder. ValueError that names the file which is missing, cut, or not as the others say."""
     about = read_manifest(folder)
+    try:
+        return _opened(folder, about)
+    except ValueError:
+        now = read_manifest(folder)
+        if now.folder == about.folder:
+            raise
+        return _opened(folder, now)  # the data was replaced, and its earlier files removed, in between
+
+
+def _opened(folder: Path, about: Manifest) -> Prepared:
     arrays = _Arrays(folder, about)
     log = Histories.mapped(arrays("offsets"), arrays("item"), arrays("time") if about.timed else None)
     arrays.expect("offsets", log.offsets[-1] == len(log.item) and log.offsets[0] == 0)

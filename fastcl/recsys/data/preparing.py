@@ -199,9 +199,10 @@ class _Log:
                 look_missing += piece.look_missing
                 where = np.searchsorted(begins, piece.user, "right") - 1
                 order = np.argsort(where, kind="stable")
-                rows, ends = rows[order], np.cumsum(np.bincount(where, minlength=len(begins)))
-                for k in np.unique(where).tolist():
-                    files[k].write(rows[ends[k - 1] if k else 0 : ends[k]].tobytes())
+                rows, counts = rows[order], np.bincount(where, minlength=len(begins))
+                ends = np.cumsum(counts)
+                for k in np.flatnonzero(counts).tolist():
+                    files[k].write(rows[ends[k] - counts[k] : ends[k]].tobytes())
         for spool in self._spools:
             spool.remove()
         return record, look_missing
