@@ -1,7 +1,7 @@
 """Tables for the documentation, beside those of the losses: reading, training, serving, floors, negatives, SASS.
 
-From read.json, train.json, threads.json, choices.json, serve.json, negatives.json, contrastvae-cost*.json, sass.json
-and demo-*.json. The bench program with the same name tells how a figure was measured.
+From read.json, prepared.json, train.json, threads.json, choices.json, serve.json, negatives.json, sass.json,
+contrastvae-cost*.json and demo-*.json. The bench program with the same name tells how a figure was measured.
 """
 
 import statistics
@@ -25,6 +25,39 @@ def read() -> str:
                 "peak memory, MiB": f"{row['peak RSS MiB']:,.0f}",
             }
             for row in results("read")["results"]
+        ]
+    )
+
+
+def starts() -> str:
+    """From a path to the data that training takes, and the first batch."""
+    return markdown(
+        [
+            {
+                "rows": f"{row['asked']:,}",
+                "read from": row["form"],
+                "start, seconds": f"{row['start, s']:.2g}" if row["start, s"] < 1 else f"{row['start, s']:.0f}",
+                "start, CPU-seconds": f"{row['start, CPU-s']:.2g}",
+                "own memory of the start, MiB": f"{row['own memory, MiB']:,.1f}",
+                "first batch, seconds": f"{row['first batch, s']:.2f}",
+                "own memory of the first batch, MiB": f"{row['first batch, MiB']:,.0f}",
+            }
+            for row in results("prepared")["starts"]
+        ]
+    )
+
+
+def preparations() -> str:
+    return markdown(
+        [
+            {
+                "rows": f"{row['asked']:,}",
+                "seconds": f"{row['s']:.0f}",
+                "CPU-seconds": f"{row['CPU-s']:.0f}",
+                "peak memory, MiB": f"{row['peak, MiB']:,.0f}",
+                "files, MiB": f"{row['files, MiB']:,.0f}",
+            }
+            for row in results("prepared")["preparations"]
         ]
     )
 
@@ -141,6 +174,8 @@ def sass() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "read": read,
+    "starts": starts,
+    "preparations": preparations,
     "serve": serve,
     "train": train,
     "threads busy": threads,
