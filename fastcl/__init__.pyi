@@ -13,6 +13,7 @@ from fastcl.adjust import arcface as arcface
 from fastcl.adjust import cosface as cosface
 from fastcl.chunked import cached as cached
 from fastcl.chunked import token_chunks as token_chunks
+from fastcl.directions import directional_infonce as directional_infonce
 from fastcl.losses import mises_fisher_weights as mises_fisher_weights
 from fastcl.mining import hard_negatives as hard_negatives
 from fastcl.momentum import momentum_update as momentum_update
@@ -55,6 +56,7 @@ __all__ = [
     "dcl",
     "dclw",
     "debiased_infonce",
+    "directional_infonce",
     "distill_kl",
     "hard_negatives",
     "infonce",

@@ -8,6 +8,45 @@ import fastcl.positives
 import fastcl.rows
 from fastcl.module import LossModule
 
+class DirectionalInfoNCE(LossModule):
+    def __init__(
+        self,
+        temperature: float | torch.Tensor = 0.05,
+        reduction: str = 'mean',
+        *,
+        directions: collections.abc.Sequence[str] = ('query_to_doc', 'query_to_query', 'doc_to_query', 'doc_to_doc'),
+        partition: str = 'joint',
+        normalize: bool = True,
+        ids: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+    ) -> None: ...
+    def forward(
+        self,
+        query: torch.Tensor,
+        document: torch.Tensor,
+        *,
+        temperature: float | torch.Tensor = 0.05,
+        reduction: str = 'mean',
+        directions: collections.abc.Sequence[str] = ('query_to_doc', 'query_to_query', 'doc_to_query', 'doc_to_doc'),
+        partition: str = 'joint',
+        normalize: bool = True,
+        ids: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+    def __call__(
+        self,
+        query: torch.Tensor,
+        document: torch.Tensor,
+        *,
+        temperature: float | torch.Tensor = 0.05,
+        reduction: str = 'mean',
+        directions: collections.abc.Sequence[str] = ('query_to_doc', 'query_to_query', 'doc_to_query', 'doc_to_doc'),
+        partition: str = 'joint',
+        normalize: bool = True,
+        ids: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
 class InfoNCE(LossModule):
     def __init__(
         self,

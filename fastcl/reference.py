@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastcl.reference_pairwise import bpr, jensen_shannon, negative_sampling, siglip, softplus_sum, triplet
-from fastcl.reference_soft import distill_kl, margin_mse, multi_positive, soft_cross_entropy
+from fastcl.reference_soft import directional_infonce, distill_kl, margin_mse, multi_positive, soft_cross_entropy
 from fastcl.reference_views import alignment, linear_cross_entropy, nt_xent, supcon, uniformity
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "dcl",
     "dclw",
     "debiased_infonce",
+    "directional_infonce",
     "distill_kl",
     "infonce",
     "infonce_plus",

@@ -1,4 +1,4 @@
-"""Textbook twins of soft.py and positives.py, with every logit stored; part of `fastcl.reference`.
+"""Textbook twins of soft.py, positives.py and directions.py, with every logit stored; part of `fastcl.reference`.
 
 The rules are those of reference.py: for tests and benchmarks only, nothing validated, none of the package's own code.
 """
@@ -105,6 +105,34 @@ def multi_positive(
             some = own.any(1)
             rows = denominator.masked_fill(~some, 1.0).log() - inside.masked_fill(~some, 1.0).log()
     return _reduce(rows.masked_fill(~own.any(1), 0.0), reduction, weight)
+
+
+def directional_infonce(
+    query: Tensor,
+    document: Tensor,
+    temperature: float | Tensor = 0.05,
+    reduction: str = "mean",
+    *,
+    directions: Any = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"),
+    partition: str = "joint",
+    normalize: bool = True,
+    ids: Tensor | None = None,
+    weight: Tensor | None = None,
+) -> Tensor:
+    """Cross-entropy of the pair's logit beside those of each direction: Li et al. 2023, GTE, section 3.3."""
+    q, d = (_unit(query), _unit(document)) if normalize else (query, document)
+    own = torch.eye(len(q), dtype=torch.bool) if ids is None else ids[:, None] == ids
+    pos = _logits(q, d, temperature).diagonal()[:, None]
+    blocks = {
+        "query_to_doc": _logits(q, d, temperature),
+        "query_to_query": _logits(q, q, temperature),
+        "doc_to_query": _logits(d, q, temperature),
+        "doc_to_doc": _logits(d, d, temperature),
+    }
+    found = [blocks[name].masked_fill(own, -torch.inf) for name in directions]
+    parts = [torch.cat([pos, *found], 1)] if partition == "joint" else [torch.cat([pos, x], 1) for x in found]
+    rows = [-F.log_softmax(part, 1)[:, 0] for part in parts]
+    return _reduce(torch.stack(rows).mean(0), reduction, weight)
 
 
 def _dense(shares: Tensor, index: Tensor | None, columns: int) -> Tensor:

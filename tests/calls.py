@@ -150,6 +150,14 @@ CALLS: dict[str, Call] = {
     ),
     "margin_mse": Call("margin_mse", {"query": Argument("ND"), "positive": Argument("ND"), "negative": Argument("NKD"),
                                       "teacher_margin": Argument("NK", "number"), **WEIGHT}),
+    "directional_infonce": Call(
+        "directional_infonce", {"query": Argument("ND"), "document": Argument("ND"), **ONE_T, **IDS, **WEIGHT}
+    ),
+    "directional_infonce, each": Call(
+        "directional_infonce",
+        {"query": Argument("ND"), "document": Argument("ND"), **ROW_T},
+        {"partition": "per_direction", "directions": ("query_to_doc", "doc_to_doc"), "normalize": False},
+    ),
     "multi_positive": Call(
         "multi_positive",
         {"query": Argument("ND"), "positives": Argument("ND"), "owner": Argument("N", "row"), **SHARED, **ROW_T,

@@ -77,6 +77,10 @@ fastcl.nn.MarginMSE("sum")(x, x, x, x)
 fastcl.nn.MarginMSE(0.5)  # wrong
 fastcl.nn.MultiPositive(form=fastcl.log_in)(x, x, ids)
 fastcl.nn.MultiPositive(form=0.5)  # wrong
+fastcl.directional_infonce(x, x, directions=("query_to_doc", "doc_to_doc"), partition="per_direction")
+fastcl.directional_infonce(x, x, directions=1)  # wrong
+fastcl.nn.DirectionalInfoNCE(0.1, partition="joint")(x, x, ids=ids)
+fastcl.nn.DirectionalInfoNCE(partition=1)  # wrong
 fastcl.matryoshka(fastcl.infonce, dims=(1, 2), weights=[0.5, 1.0])(x, x)
 fastcl.matryoshka(fastcl.infonce, 2)  # wrong
 fastcl.hard_negatives(x, x, 1, cap=0.9)

@@ -93,7 +93,8 @@ def configs() -> str:
 GIVEN: dict[str, torch.Tensor] = {
     **dict.fromkeys(("query", "view1", "anchor", "features", "x", "input"), torch.tensor([[3.0, 1.0], [0.5, 2.0]])),
     **dict.fromkeys(
-        ("positive_key", "view2", "positive", "positives", "key", "y"), torch.tensor([[1.0, 0.2], [0.1, 0.7]])
+        ("positive_key", "view2", "positive", "positives", "document", "key", "y"),
+        torch.tensor([[1.0, 0.2], [0.1, 0.7]]),
     ),
     **dict.fromkeys(("negative_keys", "negative", "linear_weight"), torch.tensor([[2.0, -1.0], [0.3, 0.4]])),
     **dict.fromkeys(("labels", "target", "owner"), torch.tensor([0, 1])),

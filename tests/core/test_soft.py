@@ -1,4 +1,4 @@
-"""Soft targets, teachers and several positives: against their twins, and against the losses that they come down to."""
+"""Soft targets, teachers, several positives and directions: against their twins, and what they come down to."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from twins import assert_equals_twin
 
 import fastcl
+from fastcl.directions import DIRECTIONS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -95,6 +96,47 @@ def test_several_positives_equal_the_twin(
     assert_equals_twin(
         "multi_positive", learn, rest, 10.0, floor=20.0 / min(1.0, shortest) * (n if reduction == "sum" else 1)
     )
+
+
+@pytest.mark.parametrize("partition", ["joint", "per_direction"])
+@pytest.mark.parametrize("directions", [DIRECTIONS, ("query_to_doc",), ("doc_to_query", "doc_to_doc")],
+                         ids=len)  # fmt: skip
+def test_directions_equal_the_twin(directions: tuple[str, ...], partition: str) -> None:
+    for dtype in DTYPES:
+        for n, normalize, ids in ((1, True, False), (33, True, True), (33, False, False)):
+            query = _randn(1, n, 17) / 4
+            learn = {"query": query.to(dtype), "document": (query + 0.1 * _randn(2, n, 17)).to(dtype)}
+            learn |= _temperature("rows", n, dtype) | {"weight": _randn(5, n).abs().to(_wide(dtype))}
+            rest = {"directions": directions, "partition": partition, "normalize": normalize}
+            rest |= {"ids": torch.arange(n) // 2} if ids else {}
+            shortest = min(x.double().norm(dim=1).min().item() for x in (learn["query"], learn["document"]))
+            assert_equals_twin("directional_infonce", learn, rest, 10.0, floor=20.0 / min(1.0, shortest))
+
+
+def test_one_direction_is_infonce_and_both_are_symmetric() -> None:
+    query, document = _randn(1, 9, 6), _randn(2, 9, 6)
+    one = fastcl.directional_infonce(query, document, 0.2, directions=["query_to_doc"])
+    torch.testing.assert_close(one, fastcl.infonce(query, document, temperature=0.2))
+    both = fastcl.directional_infonce(
+        query, document, 0.2, directions=["query_to_doc", "doc_to_query"], partition="per_direction"
+    )
+    torch.testing.assert_close(both, fastcl.infonce(query, document, temperature=0.2, symmetric=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"directions": "query_to_doc"}, "directions.*list"),
+        ({"directions": ()}, "directions"),
+        ({"directions": ("query_to_doc", "query_to_doc")}, "directions.*at most once"),
+        ({"directions": ("doc_to_cat",)}, "directions.*doc_to_cat"),
+        ({"partition": "both"}, "partition.*both"),
+        ({"document": torch.ones(2, 4)}, "document"),
+    ],
+)
+def test_directions_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fastcl.directional_infonce(**({"query": torch.ones(3, 4), "document": torch.ones(3, 4)} | options))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
