@@ -64,6 +64,7 @@ PROGRAMS = {
     "contrast": "--only tiny --against products,reference,lean,chunked --passes forward,both --threads 1 --repeats 1",
     "overhead": "--threads 1 --repeats 1",
     "memory": "--only tiny --against fastcl --threads 1",
+    "cached": "--rows 8 --chunks 4 --repeats 1 --threads 1",
     "scaling": "--only tiny --threads 1 --columns 100,200 --repeats 1",
     "debias": "--seeds 1 --users 40 --items 40 --intents 4 --clicks 4 --epochs 1 --rounds 1 --epochs-a-round 1",
     "negatives": "--only text --items 300 --users 200 --repeats 1",
@@ -92,7 +93,7 @@ def program(name: str, arguments: list[str], folder: Path) -> tuple[int, str, st
 
 # A process for each peak of memory takes its time.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "negatives" else ()) for name in PROGRAMS]
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("negatives", "cached") else ()) for name in PROGRAMS]
 )
 def test_program_runs(name: str, tmp_path: Path) -> None:
     output = tmp_path / "results"
