@@ -36,8 +36,11 @@ class Spool:
             for count, dtype in self._pieces:
                 yield np.frombuffer(file.read(count * dtype.itemsize), dtype)
 
-    def remove(self) -> None:
+    def close(self) -> None:
         self._file.close()
+
+    def remove(self) -> None:
+        self.close()
         self._path.unlink()
 
 

@@ -5,7 +5,7 @@ into buckets of users, then each bucket is sorted. At no time is more in memory 
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -79,8 +79,7 @@ def prepare(
     each = reader(source, checked)
     out = Path(out)
     check_free(out, force)
-    with generation(out) as place:
-        log = _Log(place, each.timed, checked, budget)
+    with generation(out) as place, closing(_Log(place, each.timed, checked, budget)) as log:
         each.read(log.collector)
         data = featured(log.sorted())
         manifest = log.files.manifest(data, how, at)
@@ -143,6 +142,10 @@ class _Log:
         self.files, self._options, self._budget = _Files(place), options, budget
         self._spools: list[Spool] = []
         self.collector = Collector(timed, options, self._spool)
+
+    def close(self) -> None:
+        for spool in self._spools:
+            spool.close()
 
     def _spool(self) -> Spool:
         self._spools.append(Spool(self.files.place, self._budget))
