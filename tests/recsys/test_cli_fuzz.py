@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = ["--epochs", "1", "--set", "dim=8", "batch=8"]
 BASE = {
     "data check": ["log.csv"],
+    "data prepare": ["log.csv", "-o", "new"],
     "train": ["log.csv", "--model", "sasrec", *SMALL, "max_len=5", "-o", "new"],
     "resume": ["sasrec"],
     "evaluate": ["sasrec"],
@@ -30,7 +31,9 @@ BASE = {
     "report": ["sasrec", "-o", "new"],
     "intents": ["multi_clrec"],
     "recommend": ["sasrec", "--history", "i1,i2"],
+    "similar": ["sasrec", "i1"],
     "export": ["sasrec", "-o", "new"],
+    "models": [],
     "bench": [],
     "demo": [],
     "info": [],
@@ -43,6 +46,11 @@ TEXT = [
 ]
 # What works in these takes seconds; in the others every command is a tenth of one.
 SLOW = {"bench", "demo", "report"}
+
+
+def test_every_command_is_tried() -> None:
+    leaves = {leaf.prog.removeprefix("fastcl ") for leaf in main.leaves(main.build_parser())}
+    assert leaves == set(BASE)
 
 
 @pytest.fixture(scope="module")
