@@ -252,4 +252,4 @@ def test_threads_are_bounded_by_the_cores(number: str, capsys: pytest.CaptureFix
 def test_every_command_that_computes_takes_threads() -> None:
     without = {leaf.prog for leaf in main.leaves(main.build_parser()) if "--threads" not in leaf._option_string_actions}
     # `resume` goes on with the number that the run was begun with; the others compute nothing.
-    assert without == {"fastcl data check", "fastcl info", "fastcl resume"}
+    assert without == {"fastcl data check", "fastcl data prepare", "fastcl info", "fastcl models", "fastcl resume"}

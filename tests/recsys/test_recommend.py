@@ -1,6 +1,7 @@
 """Serving: ids in and out, unknown items, times, whole files, and vectors kept between calls."""
 
 import csv
+import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -16,6 +17,7 @@ from fastcl.recsys import (
     Histories,
     Interactions,
     Items,
+    Model,
     Popularity,
     SASRec,
     fit,
@@ -32,6 +34,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = tuple(f"i{n}" for n in range(1, 41))
 ITEMS = Items(IDS)
 OPTIONS = {"dim": 16, "max_len": 7}
+
+
+def made(name: str, seed: int) -> Model:
+    """A small model of any kind: some have users and no window."""
+    known = {field.name for field in dataclasses.fields(MODELS[name].Config)}
+    return MODELS[name](ITEMS, seed=seed, **{key: value for key, value in OPTIONS.items() if key in known})
 
 
 def call(*arguments: str | Path) -> int:
@@ -54,7 +62,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_scores_are_inner_products_with_the_item_vectors(name):
-    model = MODELS[name](ITEMS, seed=3, **OPTIONS).eval()
+    model = made(name, 3).eval()
     data = Histories.from_lists([[1, 2, 3], [4], [5, 6]])
     with torch.inference_mode():
         expected = best_products(model.encode(data), model.item_vectors())
@@ -72,7 +80,7 @@ def best_products(queries: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 def test_kept_item_vectors_follow_the_weights(name):
     """Scores after training, loading or a change by hand are never those of older vectors."""
     data = Histories.from_lists([[1, 2, 3], [4]])
-    model, other = (MODELS[name](ITEMS, seed=seed, **OPTIONS).eval() for seed in (3, 4))
+    model, other = (made(name, seed).eval() for seed in (3, 4))
 
     def check() -> None:
         with torch.no_grad():
@@ -288,7 +296,7 @@ def test_command_for_the_users_of_a_file(run, log, tmp_path, capsys):
 @pytest.mark.parametrize("name", list(MODELS))
 def test_a_history_without_a_known_item_refuses_no_batch(name):
     """It gets an empty row and a mention; the rows beside it are what they are without it."""
-    model = MODELS[name](ITEMS, seed=3, **OPTIONS)
+    model = made(name, 3)
     histories = [[], ["i1", "i2"], ["x"], ["i3"], []]
     found = recommend(model, histories, k=4)
     assert (found[0], found[2], found[4], found.left_out) == ([], [], [], (0, 2, 4))

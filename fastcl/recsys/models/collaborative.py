@@ -135,9 +135,10 @@ class Collaborative(UserModel):
         number = self.numbers(histories)
         known = torch.from_numpy(number >= 0).to(self.device)
         similarity = SIMILARITIES[self.config.similarity]
-        found = torch.empty(len(histories), self.config.dim, device=self.device)
+        users, _ = kept(self, "tables", self.tables)
+        found = users.new_empty(len(histories), self.config.dim)
         if known.any():
-            found[known] = similarity(kept(self, "tables", self.tables)[0][self.tensor(number[number >= 0])])
+            found[known] = similarity(users[self.tensor(number[number >= 0])])
         if not known.all():
             found[~known] = similarity(self._folded(histories.take(np.flatnonzero(number < 0))))
         return found
