@@ -163,7 +163,8 @@ def _row_chunks(size: int) -> Split:
     def split(batch: Any) -> Iterator[tuple[Tensor, Any]]:
         n = len(_tensors(batch)[0])
         for start in range(0, max(n, 1), size):  # a batch without rows is one chunk, which has the embeddings' shape
-            yield torch.arange(start, min(start + size, n)), _each(batch, lambda x, a=start: x[a : a + size])  # type: ignore[misc]
+            rows = torch.arange(start, min(start + size, n), device="cpu")
+            yield rows, _each(batch, lambda x, a=start: x[a : a + size])  # type: ignore[misc]
 
     return split
 

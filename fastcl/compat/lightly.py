@@ -36,7 +36,8 @@ class NTXentLoss(nn.Module):
 
     def _filled(self, dim: int) -> NegativeQueue:
         queue = NegativeQueue(self.size[0], dim)
-        queue.push(F.normalize(torch.randn(self.size[0], dim), dim=-1))
+        device = next(queue.buffers()).device
+        queue.push(F.normalize(torch.randn(self.size[0], dim, device=device, dtype=torch.float32), dim=-1))
         return queue
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:

@@ -51,7 +51,8 @@ class ClipLoss(nn.Module):
         else:
             loss = infonce(*everything, symmetric=True, **options)
         loss = loss.to(image_features.dtype)
-        loss = loss if logit_bias is None else loss + 0 * torch.as_tensor(logit_bias).sum().to(loss)
+        if isinstance(logit_bias, Tensor):
+            loss = loss + 0 * logit_bias.sum().to(loss)
         return {"contrastive_loss": loss} if output_dict else loss
 
     def _gathered(self, x: Tensor) -> Tensor:

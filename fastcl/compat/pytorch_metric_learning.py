@@ -150,8 +150,9 @@ class CrossBatchMemory(nn.Module):
         self.reset_queue()
 
     def reset_queue(self) -> None:
-        self.register_buffer("embedding_memory", torch.zeros(self.memory_size, self.embedding_size))
-        self.register_buffer("label_memory", torch.zeros(self.memory_size).long())
+        memory = torch.zeros(self.memory_size, self.embedding_size, device="cpu", dtype=torch.float32)
+        self.register_buffer("embedding_memory", memory)
+        self.register_buffer("label_memory", torch.zeros(self.memory_size, device="cpu", dtype=torch.int64))
         self.has_been_filled, self.queue_idx = False, 0
 
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:

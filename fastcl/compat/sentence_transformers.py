@@ -71,7 +71,8 @@ class MultipleNegativesRankingLoss(nn.Module):
         _check("similarity_fct", name, name in ("cos_sim", "dot_score"))
         query, *docs = [normalized(x) for x in embeddings] if name == "cos_sim" else embeddings
         queries, *docs_of_all = rows_of_all(query, *docs) if self.gather_across_devices else (query, *docs)
-        own = own_places(len(query), query.device) if self.gather_across_devices else torch.arange(len(query))
+        place = own_places if self.gather_across_devices else torch.arange
+        own = place(len(query), device=query.device)
         loss = self._plain if self.directions == ("query_to_doc",) and not self._hardness() else self._of_parts
         return loss(query, docs, queries, docs_of_all, own.to(query.device)).to(embeddings[0].dtype)
 

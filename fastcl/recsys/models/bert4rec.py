@@ -139,7 +139,8 @@ class BERT4Rec(Model):
             self.head = nn.Sequential(nn.Linear(config.dim, config.dim), GELU(), nn.LayerNorm(config.dim, eps=1e-12))
             short_normal(self)
             by_rows = config.table == "rows"
-            self.bias = RowTable(len(items) + 1, 1, 0.0, *about) if by_rows else _zeros(len(items) + 1)
+            plain = nn.Parameter(torch.zeros(0 if by_rows else len(items) + 1))
+            self.bias = RowTable(len(items) + 1, 1, 0.0, *about) if by_rows else plain
 
     def forward(self, item: Tensor, clicks: Packed) -> Tensor:
         """item [n] -> the state of each click, [n, D]."""
@@ -196,10 +197,6 @@ class BERT4Rec(Model):
 
     def _windows(self, histories: Histories) -> Spans:
         return windows(histories, self.config.max_len - 1)
-
-
-def _zeros(count: int) -> nn.Parameter:
-    return nn.Parameter(torch.zeros(count))
 
 
 def cover(clicks: Packed, rate: float, last_only: float, rng: np.random.Generator) -> np.ndarray:
