@@ -13,7 +13,7 @@ import numpy as np
 
 from fastcl.recsys import Histories, Interactions, bundled
 from fastcl.recsys.data import Cases, Split
-from fastcl.recsys.data.splits import TEST, TRAIN, VALID, from_parts
+from fastcl.recsys.data.splits import TEST, TRAIN, VALID, from_parts, per_user
 
 BUNDLED = "bundled:"
 DAY = 86_400
@@ -92,7 +92,8 @@ def _parts(data: Interactions, trains: np.ndarray, tests: np.ndarray, cut: float
     part = np.where(tests[used], TEST, TRAIN)
     trained = np.bincount(row[trains], minlength=len(data.log))
     part[(log.offsets[:-1] + trained - 1)[trained >= 2]] = VALID
-    return from_parts(data.items, data.users, log, part, how="weekdays", at=cut, ties="input", seed=0)
+    count = per_user(part, log)
+    return from_parts(data.items, data.users, log, count, how="weekdays", at=cut, ties="input", seed=0)
 
 
 def _presplit(name: str, folder: Path, hold_out: float) -> Split:

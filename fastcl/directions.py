@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastcl.arithmetic import dot, logaddexp, softplus
-from fastcl.checks import as_ids, check_weight
+from fastcl.checks import as_ids, check_weight, in_memory
 from fastcl.normalize import normalized_together
 from fastcl.ops import contrast
 from fastcl.registry import registered
@@ -65,6 +65,8 @@ def directional_infonce(
     0.1269
     """
     check_batch(query, document, None, temperature, reduction, None, ("query", "document"))
+    in_memory("query", query)
+    in_memory("document", document)
     check_weight(weight, query.shape[0], query.device)
     if isinstance(directions, str) or not directions:
         raise ValueError(f"directions: expected a list of {', '.join(DIRECTIONS)}, got {directions!r}")

@@ -185,8 +185,9 @@ def multi_positive(
         lse = others if lse is None else logaddexp(lse, others)
     if lse is None:
         raise ValueError("in_batch: expected True or negative_keys, got no source of negatives")
+    logit = logit.to(lse)
     each = torch.ones_like(logit) if positive_weight is None else positive_weight.to(logit)
-    per_row = form(Positives(logit.to(lse), lse, owner, each))
+    per_row = form(Positives(logit, lse, owner, each))
     check_tensor("form", per_row, (n,), device)
     alone = torch.zeros(n, dtype=torch.bool, device=device).index_fill(0, owner, True).logical_not()
     return reduced(torch.where(alone, 0.0, per_row), reduction, weight)

@@ -166,8 +166,8 @@ def test_models_train_as_on_the_chunked_path(model_class: Any, monkeypatch: pyte
     trained = []
     for chunked in (False, True):
         if chunked:
-            monkeypatch.setattr(ops, "_forward", fallback.forward)
-            monkeypatch.setattr(ops, "_backward", fallback.backward)
+            monkeypatch.setattr(ops, "forward_op", fallback.forward)
+            monkeypatch.setattr(ops, "backward_op", fallback.backward)
         options = {"negatives": 40} if model_class is CLRec else {}
         model = model_class(items(), seed=1, dropout=0.0, batch=16, **options, **OPTIONS).to(DEVICE)
         optimiser = torch.optim.SGD(model.parameters(), lr=0.1)

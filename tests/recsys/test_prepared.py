@@ -331,7 +331,7 @@ def test_options_that_a_folder_has_decided_are_refused(tmp_path: Path) -> None:
     for options in ({"user": "who"}, {"time": None}, {"format": "csv"}, {"repeats": "first"}, {"on_error": "skip"}):
         with pytest.raises(ValueError, match=rf"{next(iter(options))}: .*made is prepared and was read with its own"):
             Interactions.read(tmp_path / "made", **options)
-    with pytest.raises(ValueError, match="source: expected a file .*, a prepared one: read it alone"):
+    with pytest.raises(ValueError, match="got a prepared folder, which is read alone"):
         Interactions.presplit(tmp_path / "made", None, log())
     with pytest.raises(TypeError, match="memories"):
         prepare(log(), tmp_path / "other", memories=3)

@@ -113,6 +113,8 @@ def add_gradients(parameters: Iterable[nn.Parameter]) -> None:
     if count() == 1:
         return
     learning = [p for p in parameters if p.requires_grad]
+    if not learning:  # a model of which all tables are cut by rows
+        return
     flat = torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in learning])
     dist.all_reduce(flat)
     for parameter, piece in zip(learning, flat.split([p.numel() for p in learning]), strict=True):

@@ -32,5 +32,5 @@ def reader(source: Source, options: Options) -> Reader:
         return columns.reader(source, options)
     path = Path(source)
     if is_prepared(path):
-        raise ValueError(f"source: expected a file or a folder of Parquet, got {path}, a prepared one: read it alone")
+        raise ValueError(f"{path}: expected a file or a folder of Parquet, got a prepared folder, which is read alone")
     return parquet.reader(path, options) if is_parquet(path, options) else textfiles.reader(path, options)
