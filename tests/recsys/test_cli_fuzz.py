@@ -100,6 +100,8 @@ def inputs() -> list[Input]:
 def complaint(leaf: argparse.ArgumentParser, words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """What is wrong with how the command took the words; "" for nothing."""
     shutil.rmtree("new", ignore_errors=True)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # as that of a process writes an argument that is no UTF-8
     try:
         code = main.main(words)
     except SystemExit as stop:
@@ -120,7 +122,8 @@ def complaint(leaf: argparse.ArgumentParser, words: list[str], capsys: pytest.Ca
     # It begins with an option of this command, a word of the command line (a file), or is argparse's own.
     options = [action.option_strings or [str(action.metavar or action.dest)] for action in leaf._actions]
     begins = re.split("[:,/ ]", text.removeprefix("argument "))[0]
-    given = [part for word in words for part in (word, word.partition("=")[2]) if part]
+    written = [word.encode(errors="backslashreplace").decode() for word in words]
+    given = [part for word in written for part in (word, word.partition("=")[2]) if part]
     known = begins in itertools.chain(*options) or text.startswith(("the following", "unrecognized", *given))
     known = known or Path(re.split(r":(?:\d+:)? ", text)[0]).name in {Path(part).name for part in given}
     return "" if known else text

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ class Prepared(NamedTuple):
 
 
 def is_prepared(path: str | Path) -> bool:
-    return (Path(path) / MANIFEST).is_file()
+    return os.path.isfile(Path(path) / MANIFEST)  # of a name that is too long False, where Path.is_file raises
 
 
 def read_manifest(folder: Path) -> Manifest:

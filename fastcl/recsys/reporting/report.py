@@ -107,7 +107,7 @@ def report(
         for name, picture in of_section.items()
     }
     files["numbers.json"] = [json.dumps(numbers | {"runs": runs}, indent=1).encode() + b"\n"]
-    files["index.html"] = [_page(title, numbers, runs, sections, look, notes).encode()]
+    files["index.html"] = [_page(title, numbers, runs, sections, look, notes).encode(errors="backslashreplace")]
     write_set(Path(out), files)
     return [Path(out) / name for name in files]
 
