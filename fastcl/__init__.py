@@ -12,7 +12,7 @@ import torch as _torch
 if tuple(int(part) for part in _torch.__version__.split(".")[:2]) < (2, 11):
     raise ImportError(f"fastcl needs torch >= 2.11, found {_torch.__version__}")
 
-from fastcl import nn  # noqa: F401
+from fastcl import nn as nn
 from fastcl._build import config, set_isa, show_config
 from fastcl.adjust import arcface, cosface
 from fastcl.chunked import cached, token_chunks

@@ -61,6 +61,7 @@ def from_one_product(query: Tensor, key: Tensor) -> bool:
         and 0 < n * n <= _LARGEST
         and not fallback.FORCED
         and forward_ad._current_level < 0
+        # torch's own types lack this attribute.
         and torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
         in ("none", "ieee")
     )

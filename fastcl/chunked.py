@@ -5,6 +5,8 @@ collective belongs here.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -146,7 +148,7 @@ def token_chunks(most: int, mask: str | int = "attention_mask") -> Split:
         for end in range(1, n + 1):
             if end == n or (end + 1 - start) * ends[end] > most:
                 row = order[start:end]
-                yield row, _each(batch, lambda x, row=row, cut=ends[end - 1]: _cut(x, row, width, cut))  # type: ignore[misc]
+                yield row, _each(batch, partial(_cut, row=row, width=width, cut=ends[end - 1]))
                 start = end
 
     return split
@@ -164,7 +166,7 @@ def _row_chunks(size: int) -> Split:
         n = len(_tensors(batch)[0])
         for start in range(0, max(n, 1), size):  # a batch without rows is one chunk, which has the embeddings' shape
             rows = torch.arange(start, min(start + size, n), device="cpu")
-            yield rows, _each(batch, lambda x, a=start: x[a : a + size])  # type: ignore[misc]
+            yield rows, _each(batch, itemgetter(slice(start, start + size)))
 
     return split
 

@@ -96,6 +96,9 @@ class Betas(NamedTuple):
     eps: float = 1e-8
 
 
+BETAS = Betas()
+
+
 class LateAdam:
     """Adam over a table [rows, D], of which a step moves some rows: `read` them, then `step` with their gradient.
 
@@ -116,7 +119,7 @@ class LateAdam:
 
     PER_ROW = ("first", "second", "at")
 
-    def __init__(self, weight: Tensor, betas: Betas = Betas()) -> None:  # noqa: B008
+    def __init__(self, weight: Tensor, betas: Betas = BETAS) -> None:
         ratio = max(betas.first / betas.second**0.5, betas.first / betas.second)
         if not 0 < ratio < 1:
             raise ValueError(f"betas: expected 0 < beta1 < beta2, got {betas.first} and {betas.second}")

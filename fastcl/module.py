@@ -69,6 +69,7 @@ def module_of(loss: Loss, home: str) -> type[LossModule]:
 
     constructor, call = signatures(loss)
     forward.__qualname__ = f"{loss.module}.forward"
+    # inspect reads this attribute of any function; types do not know it.
     forward.__signature__ = call  # type: ignore[attr-defined]
     inputs = list(inspect.signature(function).parameters)[: loss.inputs]
     doc = f"""`fastcl.{function.__name__}` as a module.

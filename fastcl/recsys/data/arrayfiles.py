@@ -21,7 +21,7 @@ class Spool:
 
     def __init__(self, place: Path, budget: Budget) -> None:
         self._path = place / f"spool-{secrets.token_hex(4)}"
-        self._file = open(self._path, "wb")  # noqa: SIM115
+        self._file = open(self._path, "wb")  # noqa: SIM115  open for as long as the object is written to
         self._pieces: list[tuple[int, np.dtype]] = []
         self._budget = budget
 
@@ -49,7 +49,8 @@ class Writer:
 
     def __init__(self, path: Path, kind: np.dtype, written: dict[str, File]) -> None:
         self._path, self._kind, self._written = path, kind, written
-        self._file, self._digest, self._rows = open(path, "xb"), hashlib.sha256(), 0  # noqa: SIM115
+        self._file = open(path, "xb")  # noqa: SIM115  until `close`
+        self._digest, self._rows = hashlib.sha256(), 0
 
     def write(self, piece: np.ndarray) -> None:
         data = np.ascontiguousarray(piece, self._kind)

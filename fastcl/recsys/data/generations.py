@@ -39,7 +39,7 @@ def generation(out: Path) -> Iterator[Path]:
     out.mkdir(parents=True, exist_ok=True)
     place = out / f"data-{secrets.token_hex(8)}"
     place.mkdir()
-    lock = open(place / _LOCK, "xb")  # noqa: SIM115
+    lock = open(place / _LOCK, "xb")  # noqa: SIM115  its lock lasts until it is closed
     try_lock(lock.fileno())
     _sweep(out)
     try:
