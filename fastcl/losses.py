@@ -154,7 +154,7 @@ def infonce(rows: Rows) -> Tensor:
         symmetric: half the sum of both directions (CLIP, Radford et al. 2021, Fig. 3); not with negative_keys, queue,
             log_q or a temperature per row. CLIP's learnable logit_scale = exp(parameter) is temperature = 1 /
             logit_scale. Up to 2,048 rows on the CPU, outside compiled code and transforms, both directions come from
-            one product, of which 3 N x N matrices are held at most; else the N x N logits are never stored.
+            one product: one N x N matrix is held until the backward pass and two during it. Else none is ever stored.
         weight: [N], any floating dtype, each row's loss times its weight: mean = sum(weight * loss) / N. A weight of
             1 / q, the inverse of the probability with which the positive was shown, makes any loss of the family an
             inverse propensity weighted one (Zhou et al. 2021, CLRec, Eq. 4).

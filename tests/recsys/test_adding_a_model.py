@@ -6,16 +6,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from tiny_runs import stopped_after
 
 from fastcl.recsys import MODELS, Interactions, SASRec, evaluate, fit, load, register, resume
 from fastcl.recsys.cli import main
-from fastcl.recsys.training import state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PAGE = Path(__file__).parents[2] / "docs" / "contribute" / "adding-a-model.md"
@@ -81,21 +80,10 @@ def test_tied_weights_are_trained_saved_loaded_and_resumed(pooled: Path, monkeyp
     table(Path("log.csv"))
     split = Interactions.read("log.csv").split()
     options = {"dim": 8, "batch": 64, "seed": 0}
-    save, saves = state.save, 0
-
-    def save_or_stop(*args: Any) -> None:
-        nonlocal saves
-        save(*args)
-        saves += 1
-        if saves == 2:
-            raise KeyboardInterrupt
-
     model = made(split.items, **options)
     fit(model, split, epochs=3, out="whole", progress=False)
-    with monkeypatch.context() as patch:
-        patch.setattr(state, "save", save_or_stop)
-        with pytest.raises(KeyboardInterrupt):
-            fit(made(split.items, **options), split, epochs=3, out="stopped", progress=False)
+    with stopped_after(2):
+        fit(made(split.items, **options), split, epochs=3, out="stopped", progress=False)
     resume("stopped", split, progress=False)
     assert Path("stopped/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
     loaded = load("stopped")

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import stopped_after
 
 from fastcl.recsys import SASRec, fit
 from fastcl.recsys.cli import main
 from fastcl.recsys.cli.console import FAULT
 from fastcl.recsys.data.source import Source
-from fastcl.recsys.training import checkpoint, state, tensorfile
+from fastcl.recsys.training import checkpoint, tensorfile
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FAULTY = FAULT.partition("{")[0]
@@ -267,29 +268,14 @@ def test_tensors_with_a_right_checksum(
     tried.end(40 if every > 1 else 800)
 
 
-class Stop(BaseException):
-    """Ends a training as Ctrl-C would."""
-
-
 def unfinished(run: Path, folder: Path) -> Path:
     """The same run stopped in the middle of its second epoch."""
     config = checkpoint.read_config(run)
     split = Source.recorded(config).split()
     model = SASRec(split.items, seed=0, **config["config"])
-    save, saves = state.save, 0
-
-    def save_or_stop(*args: Any) -> None:
-        nonlocal saves
-        save(*args)
-        saves += 1
-        if saves == STEPS + 1:
-            raise Stop
-
     record = {"data": config["data"], "split": config["split"]}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state, "save", save_or_stop)
-        with pytest.raises(Stop):
-            fit(model, split, epochs=2, save_every=0.0, out=folder / "begun", record=record, progress=False)
+    with stopped_after(STEPS + 1):
+        fit(model, split, epochs=2, save_every=0.0, out=folder / "begun", record=record, progress=False)
     progress = json.loads(tensorfile.read_facts(folder / "begun" / "last.safetensors")["progress"])
     assert (progress["step"], len(progress["history"])) == (1, 1)
     return folder / "begun"

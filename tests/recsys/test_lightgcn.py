@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tiny_runs import stopped_after
 from torch import Tensor
 
 from fastcl.recsys import Histories, Interactions, Items, LightGCN, LightGCNConfig, Split, evaluate, fit, load, resume
 from fastcl.recsys.models import lightgcn
-from fastcl.recsys.training import state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -133,23 +133,12 @@ def test_fifty_users_are_learnt_by_heart(options: dict[str, Any]) -> None:
 
 
 def test_a_run_is_the_same_bit_for_bit_when_it_is_resumed_and_needs_no_data_to_serve(
-    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    split: Split, tmp_path: Path
 ) -> None:
-    save, saves = state.save, 0
-
-    def save_or_stop(*args: Any) -> None:
-        nonlocal saves
-        saves += 1
-        save(*args)
-        if saves == 5:
-            raise KeyboardInterrupt
-
     options: dict[str, Any] = {"epochs": 2, "lr": 1e-2, "progress": False, "save_every": 0.0}
     fit(small(split, layers=2), split, out=tmp_path / "whole", **options)
-    with monkeypatch.context() as patch:
-        patch.setattr(state, "save", save_or_stop)
-        with pytest.raises(KeyboardInterrupt):
-            fit(small(split, layers=2), split, out=tmp_path / "stopped", **options)
+    with stopped_after(5):
+        fit(small(split, layers=2), split, out=tmp_path / "stopped", **options)
     resume(tmp_path / "stopped", split, progress=False)
     whole, stopped = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped"))
     assert whole == stopped

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pairs_twin import TWINS
+from tiny_runs import stopped_after
 
 from fastcl.recsys import (
     MF,
@@ -27,7 +28,6 @@ from fastcl.recsys import (
     resume,
 )
 from fastcl.recsys.models.pair_losses import LOSSES, Constants, Pairs
-from fastcl.recsys.training import state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -178,24 +178,13 @@ def test_strangers_are_served_nearly_as_well_as_users_of_the_training() -> None:
 
 
 def test_a_run_is_the_same_bit_for_bit_when_it_is_resumed(
-    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    split: Split, tmp_path: Path
 ) -> None:
     """Stopped within an epoch, where rows are late."""
-    save, saves = state.save, 0
-
-    def save_or_stop(*args: Any) -> None:
-        nonlocal saves
-        saves += 1
-        save(*args)
-        if saves == 5:
-            raise KeyboardInterrupt
-
     options: dict[str, Any] = {"epochs": 3, "lr": 1e-2, "progress": False, "save_every": 0.0}
     fit(small(split, dropout=0.2), split, out=tmp_path / "whole", **options)
-    with monkeypatch.context() as patch:
-        patch.setattr(state, "save", save_or_stop)
-        with pytest.raises(KeyboardInterrupt):
-            fit(small(split, dropout=0.2), split, out=tmp_path / "stopped", **options)
+    with stopped_after(5):
+        fit(small(split, dropout=0.2), split, out=tmp_path / "stopped", **options)
     resume(tmp_path / "stopped", split, progress=False)
     whole, stopped = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped"))
     assert whole == stopped

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_runs import stopped_after
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -156,24 +157,13 @@ def test_no_step_makes_a_tensor_of_the_size_of_the_table(table: str, least: int,
     ids=["adam", "rowwise-adagrad"],
 )
 def test_a_run_is_the_same_bit_for_bit_when_it_is_resumed_while_rows_are_late(
-    kind: type[Model], options: dict[str, Any], split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[Model], options: dict[str, Any], split: Split, tmp_path: Path
 ) -> None:
-    save, saves = state.save, 0
-
-    def save_or_stop(*args: Any) -> None:
-        nonlocal saves
-        saves += 1
-        save(*args)
-        if saves == 14:
-            raise KeyboardInterrupt
-
     asked: dict[str, Any] = {"epochs": 3, "lr": 1e-2, "progress": False, "save_every": 0.0}
     models = [make(kind, split, seed=0, table="rows", **SMALL[kind], **options) for _ in range(2)]
     fit(models[0], split, out=tmp_path / "whole", **asked)
-    with monkeypatch.context() as patch:
-        patch.setattr(state, "save", save_or_stop)
-        with pytest.raises(KeyboardInterrupt):
-            fit(models[1], split, out=tmp_path / "stopped", **asked)
+    with stopped_after(14):
+        fit(models[1], split, out=tmp_path / "stopped", **asked)
     kept = load_file(tmp_path / "stopped" / "last.safetensors")
     late = [name for name, at in kept.items() if name.endswith("/at") and at.min() < at.max()]
     assert bool(late) == (not options)
