@@ -117,6 +117,15 @@ def as_int64(t: Tensor) -> Tensor:
     return t if t.dtype == torch.int64 else t.to(torch.int64)  # .to() takes most of a microsecond even for int64
 
 
+def as_ignored(ignore_index: Any) -> int:
+    """The target of rows without a loss; None: -100, as in torch."""
+    if ignore_index is None:
+        return -100
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index: expected an int or None, got {type(ignore_index).__name__}")
+    return ignore_index
+
+
 def check_weight(weight: Tensor | None, n: int, device: torch.device) -> None:
     if weight is not None:
         check_tensor("weight", weight, (n,), device)

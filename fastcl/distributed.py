@@ -1,4 +1,5 @@
-"""Losses over the batches of all processes: gathered keys, a ring of keys, queues; on torch.distributed (gloo, nccl).
+"""Losses over the batches of all processes: gathered keys, a ring of keys, queues, a table of classes in parts; on
+torch.distributed (gloo, nccl).
 
 No loss formula and no kernel is here: losses get negatives from other ranks. Every function is a collective, which all
 ranks of the group must call in the same order, its backward pass included. Batches may differ in size between ranks,
@@ -16,43 +17,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import Function
 
 from fastcl.adjust import Adjustments, Cap, Harder, Hardness, Margin, graded
-from fastcl.arithmetic import compute_dtype, dot
+from fastcl.arithmetic import dot
 from fastcl.checks import as_ids, check_tensor, check_weight
+from fastcl.gathering import Gather, learns, rows_and_facts
 from fastcl.library import NONE
 from fastcl.negatives import Columns, Evicted, NegativeQueue
 from fastcl.normalize import normalized_together
 from fastcl.registry import formula_of
-from fastcl.ring import Group, RingLse, agree, own_ids, padded
+from fastcl.ring import Group, RingLse, agree, own_ids
 from fastcl.rows import Queue, Rows, check_batch, columns_of, inverse, reduced
+from fastcl.sharded import sharded_cross_entropy as sharded_cross_entropy
 
 Loss = Callable[..., Tensor]
-
-
-class _Gather(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: list[int], group: Group) -> Tensor:
-        ctx.sizes, ctx.group, ctx.dtype = sizes, group, x.dtype
-        longest = max(sizes)
-        blocks = [x.new_empty(longest, *x.shape[1:]) for _ in sizes]
-        dist.all_gather(blocks, padded(x, longest), group=group)
-        return torch.cat([block[:size] for block, size in zip(blocks, sizes, strict=True)])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        """This rank's rows of the gradient summed over ranks, in float32 or wider."""
-        if torch.is_grad_enabled():
-            # Not once_differentiable: second derivatives then came out wrong without a word.
-            raise RuntimeError("fastcl.distributed.gather: double backward (create_graph=True) is not supported")
-        longest, own = max(ctx.sizes), ctx.sizes[dist.get_rank(ctx.group)]
-        blocks = [padded(block, longest) for block in grad.to(compute_dtype(grad)).split(ctx.sizes)]
-        total = torch.empty_like(blocks[0])
-        dist.reduce_scatter(total, blocks, group=ctx.group)
-        return total[:own].to(ctx.dtype), None, None
 
 
 def gather(x: Tensor, group: Group = None) -> Tensor:
@@ -74,25 +53,7 @@ def gather(x: Tensor, group: Group = None) -> Tensor:
     [3, 4]
     >>> dist.destroy_process_group()
     """
-    return _Gather.apply(x, agree(lambda: _rows("x", x), group), group)
-
-
-def _rows(name: str, x: Any) -> tuple[int, object]:
-    """The number of rows, and the facts that must be equal on all ranks for the rows to be gathered."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-    if x.dim() == 0:
-        raise ValueError(f"{name}: expected rows, shape [N, ...], got shape []")
-    if x.layout != torch.strided:
-        raise TypeError(f"{name}: expected a dense tensor, got layout {x.layout}")
-    if x.is_meta:
-        raise ValueError(f"{name}: expected a device with content, got meta")
-    return x.shape[0], (name, list(x.shape[1:]), x.dtype, x.device.type, _learns(x))
-
-
-def _learns(x: Tensor | None) -> bool:
-    """Whether x has a gradient, so that the backward pass is a collective."""
-    return x is not None and x.requires_grad and torch.is_grad_enabled()
+    return Gather.apply(x, agree(lambda: rows_and_facts("x", x), group), group)
 
 
 def row_ids(count: int, group: Group = None, device: torch.device | str = "cpu") -> Tensor:
@@ -173,9 +134,9 @@ def _columns(
     if ids is not None:
         as_ids("ids", ids, (n,), device)
     _call_without_rows(loss, query, positive_key, options | ({} if queue is None else {"queue": queue, "log_q": log_q}))
-    rows, keys = _rows("positive_key", positive_key)
+    rows, keys = rows_and_facts("positive_key", positive_key)
     numbers = sorted((k, v) for k, v in options.items() if isinstance(v, (bool, int, float, str)))
-    named = {"ids": ids is not None, "log_q": None if log_q is None else (log_q.dtype, _learns(log_q))}
+    named = {"ids": ids is not None, "log_q": None if log_q is None else (log_q.dtype, learns(log_q))}
     return rows, (getattr(loss, "__name__", ""), symmetric, keys, named, numbers)
 
 
@@ -248,13 +209,13 @@ def gathered(loss: Loss, group: Group = None) -> Loss:
         value = loss(
             query,
             positive_key,
-            _Gather.apply(positive_key, sizes, group),
+            Gather.apply(positive_key, sizes, group),
             reduction="sum" if reduction == "mean" else reduction,
             queue=queue,
             ids=ids,
-            negative_ids=_Gather.apply(ids, sizes, group),
+            negative_ids=Gather.apply(ids, sizes, group),
             log_q=log_q,
-            negative_log_q=None if log_q is None else _Gather.apply(log_q, sizes, group),
+            negative_log_q=None if log_q is None else Gather.apply(log_q, sizes, group),
             **options,
         )
         return value if reduction == "none" else value * _share(sizes, reduction)
@@ -329,7 +290,7 @@ def ring(loss: Loss, group: Group = None) -> Loss:
         def count() -> Tensor:
             if limit is not None:
                 raise ValueError("cap: expected none with a loss that averages over its negatives, got one")
-            ordered = _Gather.apply(row_id, sizes, group).sort().values
+            ordered = Gather.apply(row_id, sizes, group).sort().values
             own = torch.searchsorted(ordered, row_id, right=True) - torch.searchsorted(ordered, row_id)
             return sum(sizes) - own
 
@@ -364,15 +325,15 @@ def push(
     def checked() -> tuple[int, object]:
         queue._check(keys, ids, log_q)
         queue._counted()  # raises for buffers that hold no valid queue
-        rows, alike = _rows("keys", keys.detach())
+        rows, alike = rows_and_facts("keys", keys.detach())
         return rows, ("push", alike, ids is None, log_q is None)
 
     sizes = agree(checked, group)
 
     def every(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        return None if t is None else _Gather.apply(t.detach().to(dtype), sizes, group)
+        return None if t is None else Gather.apply(t.detach().to(dtype), sizes, group)
 
-    everyones = _Gather.apply(keys.detach(), sizes, group)
+    everyones = Gather.apply(keys.detach(), sizes, group)
     return queue.push(everyones, every(ids, torch.int64), every(log_q, torch.float32))
 
 

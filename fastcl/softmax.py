@@ -16,6 +16,7 @@ from fastcl.adjust import NOTHING, Adjustments, Margin
 from fastcl.arithmetic import compute_dtype, dot, logaddexp, softplus
 from fastcl.checks import (
     as_ids,
+    as_ignored,
     check_constant,
     check_reduction,
     check_temperature,
@@ -195,10 +196,7 @@ def linear_cross_entropy(
     if linear_bias is not None:
         check_tensor("linear_bias", linear_bias, (c,), input.device)
     check_temperature(temperature, n, input.device)
-    if ignore_index is None:
-        ignore_index = -100
-    elif isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
-        raise TypeError(f"ignore_index: expected an int or None, got {type(ignore_index).__name__}")
+    ignore_index = as_ignored(ignore_index)
     check_reduction(reduction)
     if row_weight is not None:
         check_tensor("row_weight", row_weight, (n,), input.device)

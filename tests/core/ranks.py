@@ -19,11 +19,12 @@ from pathlib import Path
 import rank_corners
 import rank_losses
 import rank_modules
+import rank_sharded
 import torch
 import torch.distributed as dist
 from forks import forked
 
-MODULES = (rank_losses, rank_modules, rank_corners)
+MODULES = (rank_losses, rank_modules, rank_corners, rank_sharded)
 CHECKS = {name: check for module in MODULES for name, check in vars(module).items() if name.startswith("check_")}
 
 

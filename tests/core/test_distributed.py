@@ -118,6 +118,16 @@ def test_double_backward_is_never_silently_wrong(form: str, loss: Callable[..., 
 
 
 @pytest.mark.usefixtures("_only_rank")
+@pytest.mark.parametrize("learns", ["query", "shard", "temperature"])
+def test_double_backward_of_a_shared_table_is_refused(learns: str) -> None:
+    inputs = {"query": torch.eye(D), "shard": 2 * torch.eye(D), "temperature": torch.tensor(0.5)}
+    inputs[learns].requires_grad_()
+    loss = distributed.sharded_cross_entropy(**inputs, target=torch.arange(D))
+    with pytest.raises(RuntimeError, match="sharded_cross_entropy: double backward"):
+        torch.autograd.grad(loss, inputs[learns], create_graph=True)
+
+
+@pytest.mark.usefixtures("_only_rank")
 @pytest.mark.parametrize(
     "name", ["nt_xent", "supcon", "siglip", "bpr", "uniformity", "alignment", "linear_cross_entropy"]
 )
