@@ -22,6 +22,7 @@ from fastcl.recsys import (
     frozen,
     intents,
     load,
+    log_to,
     merge,
     rank_cases,
     recommend,
@@ -49,6 +50,9 @@ SASRec(split.items, {"dim": 32})  # wrong
 SASRec(seed=1)  # wrong
 
 assert_type(fit(model, split, epochs=3, metric="recall@20", patience=None), list[dict[str, Any]])
+fit(model, split, epochs=3, on_epoch=lambda epoch: epoch.metrics["ndcg@10"] > 0.5)
+fit(model, split, epochs=3, on_epoch=5)  # wrong
+fit(model, split, epochs=3, on_epoch=log_to("mlflow", "runs/first"))
 fit(model, split)  # wrong
 fit(model, split, epochs=3, paitence=2)  # wrong
 resume("runs/first", epochs=20)

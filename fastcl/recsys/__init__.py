@@ -54,6 +54,8 @@ from fastcl.recsys.serving.recommend import query_vectors, recommend, recommend_
 from fastcl.recsys.serving.vectors import export, nearest
 from fastcl.recsys.training.checkpoint import load, save
 from fastcl.recsys.training.fit import fit, resume
+from fastcl.recsys.training.hooks import Epoch
+from fastcl.recsys.training.trackers import log_to
 
 __all__ = [
     "MF",
@@ -67,6 +69,7 @@ __all__ = [
     "ContrastVAE",
     "ContrastVAEConfig",
     "DataReport",
+    "Epoch",
     "Feature",
     "Histories",
     "Interactions",
@@ -94,6 +97,7 @@ __all__ = [
     "frozen",
     "intents",
     "load",
+    "log_to",
     "merge",
     "nearest",
     "prepare",

@@ -35,6 +35,7 @@ class Recorded:
     seed: int = 0
     data_sha256: str | None = None
     test_sha256: str | None = None
+    log: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass

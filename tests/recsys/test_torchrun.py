@@ -71,6 +71,12 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_one_process_is_told_each_epoch_and_ends_the_training_for_all(runs: Path) -> None:
+    assert [path.name for path in runs.glob("told-*")] == ["told-0"]
+    assert (runs / "told-0").read_text() == "1 False\n2 False\n3 True\n"
+    assert len(lines(runs / "halted")) == 1
+
+
 @pytest.mark.parametrize("kind", [MF, LightGCN])
 def test_models_with_users_train_as_in_one_process(kind: type, table: Path, runs: Path) -> None:
     split = Interactions.read(table, user="who", item="what", time="when").split()

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fastcl.recsys import MF, CLRec, ContrastVAE, Interactions, LightGCN, MultiCLRec, SASRec, fit, resume
+from fastcl.recsys import MF, CLRec, ContrastVAE, Epoch, Interactions, LightGCN, MultiCLRec, SASRec, fit, resume
 from fastcl.recsys.cli import main as command_line
 from fastcl.recsys.training import processes, state
 
@@ -38,7 +38,14 @@ def main(table: Path, out: Path) -> None:
     split = Interactions.read(table, user="who", item="what", time="when").split()
     with processes.threads(1), processes.processes("cpu"):
         options: dict[str, Any] = {"epochs": 3, "progress": False}
-        fit(SASRec(split.items, seed=0, **OPTIONS[SASRec]), split, out=out / "sasrec", **options)
+
+        def told(epoch: Epoch) -> None:
+            with open(out / f"told-{processes.rank()}", "a") as file:
+                print(epoch.number, epoch.last, file=file)
+
+        sasrec = SASRec(split.items, seed=0, **OPTIONS[SASRec])
+        fit(sasrec, split, out=out / "sasrec", on_epoch=told, **options)
+        fit(sasrec, split, out=out / "halted", on_epoch=lambda epoch: processes.leads(), **options)
         fit(ContrastVAE(split.items, seed=0, **OPTIONS[ContrastVAE]), split, out=out / "contrastvae", **options)
         for kind in (MF, LightGCN):
             fit(kind(split.items, users=split.users, seed=0, **OPTIONS[kind]), split, out=out / kind.name, **options)

@@ -5,9 +5,9 @@ from typing import Any
 
 from fastcl.recsys.cli.runs import run_folders
 from fastcl.recsys.cli.train import print_result
-from fastcl.recsys.training import checkpoint, processes
+from fastcl.recsys.training import checkpoint, hooks, processes, trackers
 from fastcl.recsys.training.fit import resume
-from fastcl.recsys.training.state import Settings
+from fastcl.recsys.training.state import Progress, Settings
 
 
 def add(commands: Any) -> None:
@@ -26,4 +26,8 @@ def run(args: argparse.Namespace) -> None:
     folders = run_folders(args.folder)
     with processes.processes(Settings.recorded(checkpoint.read_config(folders[0])).device):
         for folder in folders:
-            print_result(folder, resume(folder, data=args.data, epochs=args.epochs), args.json)
+            logs = trackers.all_of(checkpoint.read_config(folder).get("log", []), folder)
+            history = resume(folder, data=args.data, epochs=args.epochs, on_epoch=logs)
+            # A process that is killed after its last epoch may not have sent that one.
+            hooks.stops(logs, Progress(history), Settings.recorded(checkpoint.read_config(folder)))
+            print_result(folder, history, args.json)

@@ -23,7 +23,7 @@ from fastcl.recsys.training import checkpoint, state
 # Fields of config.json that do not tell runs of different settings apart: versions, seed, data, machine.
 NO_SETTINGS = (
     *("format", "version", "versions", "seed", "data", "data_sha256", "test_sha256", "split"),
-    *("command", "threads", "device", "processes", "save_every"),
+    *("command", "threads", "device", "processes", "save_every", "log"),
 )
 
 

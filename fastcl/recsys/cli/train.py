@@ -15,11 +15,12 @@ from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.models import MODELS
 from fastcl.recsys.models.base import make
 from fastcl.recsys.options import parse_settings
-from fastcl.recsys.training import checkpoint, lock, processes
+from fastcl.recsys.training import checkpoint, lock, processes, trackers
 from fastcl.recsys.training.fit import go_on
 from fastcl.recsys.training.starting import begin, enough_memory, reserve
 from fastcl.recsys.training.state import METRICS, PRECISIONS, SCHEDULES, Settings, validation_metric
 from fastcl.recsys.training.threads import add_threads
+from fastcl.recsys.training.trackers import TRACKERS
 
 
 def add(commands: Any) -> None:
@@ -50,10 +51,13 @@ def add(commands: Any) -> None:
     add_threads(parser)
     saved = "seconds between two checkpoints within an epoch (default: %(default)g)"
     option("--save-every", type=float, default=600.0, metavar="SECONDS", help=saved)
+    log = "also send each epoch to this tracker, for which fastcl has an extra of the same name; may be repeated"
+    option("--log", choices=list(TRACKERS), action="append", default=[], help=log)
     option("-o", "--out", required=True, metavar="RUN", help="run folder to write")
     option("--force", action="store_true", help="overwrite a run that is in RUN")
     option("--json", action="store_true", help="print the result as JSON")
-    parser.set_defaults(run=run, names={"how": "--split", "split": "--split", "seed": "--split-seed"})
+    names = {"how": "--split", "split": "--split", "seed": "--split-seed", "tracker": "--log"}
+    parser.set_defaults(run=run, names=names)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -65,6 +69,7 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError(f"--seed: expected different seeds, got {args.seed}")
     names = ("seen", "metric", "patience", "schedule", "precision", "accumulate", "save_every", "device", "threads")
     checkpoint.require_safetensors()
+    trackers.all_of(args.log, Path(args.out))  # for the error of a package that is missing, before anything is read
     source = source_of(args)
     out = Path(args.out)
     folders = [out] if len(seeds) == 1 else [out / f"seed-{seed}" for seed in seeds]
@@ -75,6 +80,7 @@ def run(args: argparse.Namespace) -> None:
             _check_free(out, folders, args.force)
             split = source.split()
             record = {**source.to_json(), "command": shlex.join(sys.argv)}
+            record |= {"log": args.log} if args.log else {}
         if "time_cuts" in model_class.Config.__dataclass_fields__ and split.train.time is None:
             options.setdefault("time_cuts", ())
         if processes.leads():
@@ -91,7 +97,7 @@ def run(args: argparse.Namespace) -> None:
                 model = make(model_class, split, seed=each.seed, **options).to(device)
             begin(model, split, each, folder, args.force, record)
         for folder in folders:
-            print_result(folder, go_on(folder, split), args.json)
+            print_result(folder, go_on(folder, split, on_epoch=trackers.all_of(args.log, folder)), args.json)
 
 
 def _check_free(out: Path, folders: list[Path], force: bool) -> None:

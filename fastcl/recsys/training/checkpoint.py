@@ -5,6 +5,7 @@
     model.safetensors  every tensor of the best epoch's state dict, with a checksum
     last.safetensors   the state of the training, for `resume` (written by state.py)
     metrics.jsonl      one line per epoch (written by fit.py)
+    log.json           what was sent to trackers, where there are some (written by trackers.py)
 
 Files are replaced whole or not at all. The tensor files name the settings and the item table that they belong to.
 schema.py declares the content of the JSON files, tensorfile.py writes and reads tensors. Nothing here trains or scores.
@@ -39,6 +40,7 @@ UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 # A folder is a run as long as it holds config.json, so that file is removed first and written last.
 FILES = ("config.json", "items.json", "last.safetensors", "model.safetensors", "metrics.jsonl")
+LOG = "log.json"  # no file of the run itself: a run that replaces another begins logs of its own
 
 
 class Description(NamedTuple):
@@ -64,7 +66,7 @@ def save(model: Model, folder: str | Path, record: Mapping[str, Any] | None = No
     weights = tensorfile.tensor_parts(distinct(model), weights_facts(model, text.identity))
     with lock.held(folder):
         check_ours(folder)
-        earlier = ("last.safetensors", "metrics.jsonl") if (folder / "config.json").exists() else ()
+        earlier = ("last.safetensors", "metrics.jsonl", LOG) if (folder / "config.json").exists() else ()
         files = {"model.safetensors": weights, **text_files(text)}
         writing.write_set(folder, files, without=earlier)
 

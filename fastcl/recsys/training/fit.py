@@ -23,7 +23,8 @@ from fastcl.recsys.data.source import Source
 from fastcl.recsys.evaluation.ranking import NotNumbers, evaluate
 from fastcl.recsys.models import Model
 from fastcl.recsys.options import at_least
-from fastcl.recsys.training import checkpoint, lock, loop, processes, state
+from fastcl.recsys.training import checkpoint, hooks, lock, loop, processes, state
+from fastcl.recsys.training.hooks import OnEpoch
 from fastcl.recsys.training.loop import Run
 from fastcl.recsys.training.modelstate import distinct, with_aliases
 from fastcl.recsys.training.starting import (
@@ -55,6 +56,7 @@ def fit(
     save_every: float = 600.0,
     force: bool = False,
     record: Mapping[str, Any] | None = None,
+    on_epoch: OnEpoch | None = None,
     progress: bool = True,
 ) -> list[dict[str, Any]]:
     """Trains `model` on split.train and leaves it in eval mode, with the weights of its best epoch on split.valid, or
@@ -83,6 +85,10 @@ def fit(
             its own negatives, so that only `batch` changes the number of negatives.
         save_every: seconds between two checkpoints within an epoch, >= 0.
         record: further fields of config.json, such as the path and options of the data.
+        on_epoch: a function that gets an `Epoch` after each epoch, when the run folder holds it. The model has the
+            weights of that epoch then. Where the function returns True, the training ends as after a last epoch, and
+            `resume` can go on from there. An error of the function is a RuntimeWarning, and the training goes on. Of
+            several processes only the first one calls it. `log_to` makes such functions for three trackers.
         progress: whether to report on stderr, with a bar on a terminal and a line per epoch elsewhere.
 
     Returns: one dict per epoch, as in metrics.jsonl: epoch, loss (mean over the steps), loss_parts (each term, where
@@ -96,6 +102,7 @@ def fit(
     >>> split = bundled("purchases").split()
     >>> fit(SASRec(split.items, seed=0), split, epochs=10, out="runs/first")  # doctest: +SKIP
     """
+    hooks.check(on_epoch)
     with ExitStack() as stack, enough_memory():
         with processes.together():
             settings = Settings(
@@ -120,7 +127,7 @@ def fit(
         run = loop.new_run(model, split, settings)
         if out is not None:
             run.folder, run.facts = Path(out), begin(model, split, settings, Path(out), force, record)
-        return _train(run, progress)
+        return _train(run, progress, on_epoch)
 
 
 def resume(
@@ -130,6 +137,7 @@ def resume(
     *,
     data: str | Path | None = None,
     epochs: int | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> list[dict[str, Any]]:
     """Goes on with the run in `folder` from its last checkpoint; `load(folder)` then gives its best model.
 
@@ -145,6 +153,7 @@ def resume(
             not: finished epochs had the learning rates of the shorter run, and later epochs have those of the longer
             run, which begin higher. config.json ("extended") and a note on stderr say so. A run that `patience` has
             ended stays ended, as it would with more epochs from the start.
+        on_epoch: as in `fit`; called after the epochs that this call trains.
 
     Returns: all lines of metrics.jsonl, as `fit` does. Raises FileNotFoundError where there is no run or no data;
         ValueError where a file of the run is damaged or was changed, the data or the number of processes differs from
@@ -152,6 +161,7 @@ def resume(
 
     >>> resume("runs/first")  # doctest: +SKIP
     """
+    hooks.check(on_epoch)
     folder = Path(folder)
     with processes.together():
         threads, device = (getattr(Settings.recorded(checkpoint.read_config(folder)), n) for n in ("threads", "device"))
@@ -166,7 +176,7 @@ def resume(
                 if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                     raise
                 unwritable = error
-        return go_on(folder, split, progress, data, unwritable, epochs)
+        return go_on(folder, split, progress, data, unwritable, epochs, on_epoch)
 
 
 def go_on(
@@ -176,6 +186,7 @@ def go_on(
     data: str | Path | None = None,
     unwritable: OSError | None = None,
     epochs: int | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> list[dict[str, Any]]:
     """What `resume` does once the folder is locked. unwritable: the error of a folder that cannot be written, raised
     unless the run is complete.
@@ -220,10 +231,10 @@ def go_on(
         with processes.together():
             if unwritable is not None:
                 raise unwritable
-        return _train(run, progress)
+        return _train(run, progress, on_epoch)
 
 
-def _train(run: Run, progress: bool) -> list[dict[str, Any]]:
+def _train(run: Run, progress: bool, on_epoch: OnEpoch | None) -> list[dict[str, Any]]:
     model, settings = run.model, run.settings
     report = progress and processes.leads()
     model.share = (processes.rank(), processes.count())
@@ -251,6 +262,8 @@ def _train(run: Run, progress: bool) -> list[dict[str, Any]]:
                 _save(run)
                 if report:
                     _say(model.name, settings, line)
+                if hooks.stops(on_epoch, run.progress, settings):
+                    break
     run.optimizer.join()
     model.load_state_dict(with_aliases(model, best))
     model.eval()

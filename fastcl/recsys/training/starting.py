@@ -65,7 +65,7 @@ def begin(
         if processes.leads():
             checkpoint.check_free(folder, force)
             files = {state.LAST: tensorfile.tensor_parts(*tensors), **checkpoint.text_files(text)}
-            writing.write_set(folder, files, without=("model.safetensors", "metrics.jsonl"))
+            writing.write_set(folder, files, without=("model.safetensors", "metrics.jsonl", checkpoint.LOG))
     return facts
 
 
