@@ -253,6 +253,11 @@ def test_what_is_not_read_says_what_it_is(
         ({"item_delimiter": "|"}, ValueError, "item_delimiter: expected item_features"),
         ({"item_columns": ["x"]}, ValueError, "item_columns: expected item_features"),
         ({"item_encoding": "latin-1"}, ValueError, "item_encoding: expected item_features"),
+        ({"item_features": "i", "item_encoding": "/"}, ValueError, "^item_encoding: expected a text encoding"),
+        ({"item_features": "i", "item_encoding": ""}, ValueError, "^item_encoding: expected a text encoding"),
+        ({"item_features": "i", "item_delimiter": '"'}, ValueError, "^item_delimiter: expected a text"),
+        ({"item_features": "i", "item_delimiter": ""}, ValueError, "^item_delimiter: expected a text"),
+        ({"item_features": "i", "item_columns": "a,b"}, TypeError, "^item_columns: expected a sequence of texts"),
     ],
 )  # fmt: skip
 def test_options_that_contradict_or_mean_nothing_are_refused_before_the_file_is_opened(
@@ -263,7 +268,7 @@ def test_options_that_contradict_or_mean_nothing_are_refused_before_the_file_is_
     if error is ValueError and all(isinstance(value, str) and value for value in options.values()):
         words = [word for option, value in options.items() for word in (f"--{option.replace('_', '-')}", value)]
         assert main.main(["data", "check", str(tmp_path / "missing.csv"), *words]) == 2
-        first = f"error: --{message.partition(':')[0].replace('_', '-')}: "
+        first = f"error: --{message.removeprefix('^').partition(':')[0].replace('_', '-')}: "
         assert first in capsys.readouterr().err
 
 

@@ -28,23 +28,22 @@ def join(
     separator: str,
     title: str | None,
     form: Form,
-    prefix: str,
 ) -> tuple[Items, int]:
     """The items with the titles and features of `source`, and how many items of `source` the log lacks.
 
     source: a table file or table in memory with a column `item`. columns_of: the columns that become features; None:
-    every other column. form: how the file is written. prefix: what error messages put before the names of the options
-    in `form`. Items without a row have no values. Raises ValueError where an item has two rows.
+    every other column. form: how the file is written. Items without a row have no values. Raises ValueError where an
+    item has two rows.
     """  # fmt: skip
-    table, where, item = _table(source, item, form, prefix)
-    ids = [str(cell) for cell in table[list(table)[column_of(where, list(table), "item_features", item, prefix)]]]
+    table, where, item = _table(source, item, form)
+    ids = [str(cell) for cell in table[list(table)[column_of(where, list(table), "item_features", item, form.prefix)]]]
     row = dict(zip(ids, range(len(ids)), strict=True))
     if len(row) < len(ids):
         twice = next(name for k, name in enumerate(ids) if row[name] != k)
         raise ValueError(f"{where}: expected one row per item, got several of {twice!r}")
     names = [name for name in table if name not in (item, title)] if columns_of is None else list(columns_of)
     for name in (*names, *([title] if title else [])):
-        column_of(where, list(table), "item_features", name, prefix)
+        column_of(where, list(table), "item_features", name, form.prefix)
     at = [row.get(name) for name in items.ids]
 
     def cells(name: str) -> list[Cell]:
@@ -63,17 +62,17 @@ def _values(cell: Cell, separator: str, missing: frozenset[str]) -> list[str]:
     return list(dict.fromkeys(value for value in map(str.strip, values) if value and value not in missing))
 
 
-def _table(source: Any, item: str, form: Form, prefix: str) -> tuple[Mapping[str, Sequence[Cell]], str, str]:
+def _table(source: Any, item: str, form: Form) -> tuple[Mapping[str, Sequence[Cell]], str, str]:
     """The columns, the name of the table for messages, and the name of the item column."""
     where = "item_features"
-    if isinstance(source, str | Path) and is_parquet(Path(source), form, prefix):
+    if isinstance(source, str | Path) and is_parquet(Path(source), form):
         where, source = str(source), parquet.read_table(Path(source))
     if isinstance(source, str | Path):
         path = Path(source)
-        if dialect_of(path, form, prefix).delimiter is None:
-            hint = f"name its format, such as {say(prefix + 'format', 'csv')}"
+        if dialect_of(path, form).delimiter is None:
+            hint = f"name its format, such as {say(form.prefix + 'format', 'csv')}"
             raise ValueError(f"item_features: expected a table, got {source} (a sequence file): {hint}")
-        table = read_columns(path, form, prefix)
+        table = read_columns(path, form)
         return table, str(path), recognised(path, list(table), {"item": item})["item"]
     source = columns.collected(source)
     names = [str(name) for name in columns.names(source)]

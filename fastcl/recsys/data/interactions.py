@@ -13,7 +13,7 @@ import numpy as np
 from fastcl.recsys.data import features, prepared, splits
 from fastcl.recsys.data.containers import Histories, Items, Split, by_row
 from fastcl.recsys.data.reading.collector import Log
-from fastcl.recsys.data.reading.formats import Form, Options, refuse_unused
+from fastcl.recsys.data.reading.formats import Form, ItemForm, Options, refuse_unused
 from fastcl.recsys.data.reading.sources import Source, read_log
 from fastcl.recsys.data.reports import DataReport, describe
 from fastcl.recsys.options import at_least, between, one_of
@@ -156,15 +156,14 @@ class Interactions:
         [[0, 0], [0, 0], [1, 2]]
         """
         form = Form(format, delimiter, columns, encoding, quote, missing)
-        return self._with_features(source, form, "", item, feature_columns, separator, title)
+        return self._with_features(source, form, item, feature_columns, separator, title)
 
     def _with_features(
-        self, source: Source, form: Form, prefix: str, item: str, columns: Sequence[str] | None, separator: str,
+        self, source: Source, form: Form, item: str, columns: Sequence[str] | None, separator: str,
         title: str | None,
     ) -> Interactions:  # fmt: skip
         items, unused = features.join(
             self.items, source, item=item, columns_of=columns, separator=separator, title=title, form=form,
-            prefix=prefix,
         )  # fmt: skip
         found = {name: int((feature.codes[1:] > 0).any(1).sum()) for name, feature in items.features.items()}
         report = self.report
@@ -283,9 +282,10 @@ def with_items(
         refuse_unused(given, "expected item_features (--item-features) with it")
         return lambda data: data
     feature_columns, separator, title, format, delimiter, columns, encoding = of_items.values()
-    form = Form(format, delimiter, columns, encoding or options.encoding, options.quote, options.missing)
+    encoding = options.encoding if encoding is None else encoding
+    form = ItemForm(format, delimiter, columns, encoding, options.quote, options.missing)
     item = options.item
-    return lambda data: data._with_features(source, form, "item_", item, feature_columns, separator, title)
+    return lambda data: data._with_features(source, form, item, feature_columns, separator, title)
 
 
 def _refuse_options(options: Options, folder: str | Path, item_features: Any) -> None:

@@ -9,7 +9,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from fastcl.recsys.data.reading.guess import looks_like
 from fastcl.recsys.data.reading.header import say
@@ -68,6 +68,8 @@ class Dialect(NamedTuple):
 class Form:
     """How a file is written. The values are checked here; `Interactions.read` says what each option means."""
 
+    prefix: ClassVar[str] = ""  # what error messages put before the options' names
+
     format: str | None = None
     delimiter: str | None = None
     columns: Sequence[str] | None = None
@@ -76,21 +78,22 @@ class Form:
     missing: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        prefix = self.prefix
         if self.format is not None and self.format not in FORMATS:
-            raise ValueError(f"format: expected one of {', '.join(map(repr, FORMATS))}, got {self.format!r}")
+            raise ValueError(f"{prefix}format: expected one of {', '.join(map(repr, FORMATS))}, got {self.format!r}")
         if self.delimiter is not None:
             if not isinstance(self.delimiter, str):
-                raise TypeError(f"delimiter: expected a text such as ';' or '::', got {self.delimiter!r}")
+                raise TypeError(f"{prefix}delimiter: expected a text such as ';' or '::', got {self.delimiter!r}")
             if not self.delimiter or set(self.delimiter) & set("\n\r\"'"):
-                raise ValueError(f"delimiter: expected a text such as ';' or '::', got {self.delimiter!r}")
-        for option, words in (("columns", self.columns), ("missing", self.missing)):
+                raise ValueError(f"{prefix}delimiter: expected a text such as ';' or '::', got {self.delimiter!r}")
+        for option, words in ((f"{prefix}columns", self.columns), ("missing", self.missing)):
             if words is not None and (isinstance(words, str) or not all(isinstance(word, str) for word in words)):
                 raise TypeError(f"{option}: expected a sequence of texts, got {words!r}")
         try:
             io.TextIOWrapper(io.BytesIO(), encoding=self.encoding)
         except LookupError:
             raise ValueError(
-                f"encoding: expected a text encoding such as utf-8 or latin-1, got {self.encoding!r}"
+                f"{prefix}encoding: expected a text encoding such as utf-8 or latin-1, got {self.encoding!r}"
             ) from None
         if self.quote not in ("", '"', "'"):
             raise ValueError(f"quote: expected a quote character or '' for none, got {self.quote!r}")
@@ -98,6 +101,12 @@ class Form:
     @property
     def missing_words(self) -> frozenset[str]:
         return frozenset(MISSING_WORDS if self.missing is None else self.missing)
+
+
+class ItemForm(Form):
+    """How the item features of a log are written."""
+
+    prefix = "item_"
 
 
 @dataclass(frozen=True)
@@ -127,7 +136,7 @@ class Options(Form):
         one_of(REPEATS, "repeats", self.repeats)
 
 
-def is_parquet(path: Path, form: Form, prefix: str = "") -> bool:
+def is_parquet(path: Path, form: Form) -> bool:
     """Whether `path` is a Parquet file or a folder of Parquet files: the options decide, else the name. ValueError
     where it is one and an option of text files is given.
     """
@@ -135,22 +144,19 @@ def is_parquet(path: Path, form: Form, prefix: str = "") -> bool:
     if named != "parquet" and not path.is_dir():
         return False
     if form.format not in (None, "parquet"):
-        raise ValueError(f"{prefix}format: expected 'parquet' for a folder, got {form.format!r} ({path})")
+        raise ValueError(f"{form.prefix}format: expected 'parquet' for a folder, got {form.format!r} ({path})")
     of_texts = ("delimiter", "columns", "encoding", "quote")
-    given = {f"{prefix}{name}": (getattr(form, name), getattr(Form, name)) for name in of_texts}
-    if prefix:  # the encoding and the quote of item features are those of the log, which may be text
-        del given[f"{prefix}encoding"], given[f"{prefix}quote"]
+    given = {f"{form.prefix}{name}": (getattr(form, name), getattr(Form, name)) for name in of_texts}
+    if form.prefix:  # the encoding and the quote of item features are those of the log, which may be text
+        del given[f"{form.prefix}encoding"], given[f"{form.prefix}quote"]
     refuse_unused(given, f"a Parquet file has none ({path})")
     return True
 
 
-def dialect_of(path: Path, form: Form, prefix: str = "") -> Dialect:
+def dialect_of(path: Path, form: Form) -> Dialect:
     """How the file is read: the options decide, else its name. ValueError where they contradict each other or where
-    neither tells.
-
-    prefix: what error messages put before the options' names: "item_" for the item features of a log.
-    """
-    name = form.format or _by_name(path, form, prefix)
+    neither tells."""
+    name, prefix = form.format or _by_name(path, form), form.prefix
     delimiter, quoted, typed = FORMATS[name]
     if form.delimiter is not None:
         if name in ("sequence", "tsv", "semicolon") and delimiter != form.delimiter:
@@ -164,10 +170,10 @@ def dialect_of(path: Path, form: Form, prefix: str = "") -> Dialect:
     return Dialect(name, delimiter, form.quote if quoted else "", typed)
 
 
-def _by_name(path: Path, form: Form, prefix: str) -> str:
+def _by_name(path: Path, form: Form) -> str:
     if form.delimiter is not None:
         return "csv"  # `dialect_of` replaces the comma by the delimiter that was given
-    suffix, found = _suffix(path), named_format(path)
+    suffix, found, prefix = _suffix(path), named_format(path), form.prefix
     if suffix in _OTHERS:
         raise ValueError(f"{prefix}format: {path}: {_OTHERS[suffix]}")
     if found is None or (found == "sequence" and form.columns is not None):

@@ -56,9 +56,9 @@ class Table(NamedTuple):
 
 
 @contextmanager
-def open_table(path: Path, form: Form, prefix: str = "") -> Iterator[Table]:
-    """Opens a table file and reads its header. prefix: what error messages put before the options' names."""
-    dialect = dialect_of(path, form, prefix)
+def open_table(path: Path, form: Form) -> Iterator[Table]:
+    """Opens a table file and reads its header."""
+    dialect = dialect_of(path, form)
     with open_text(path, form.encoding) as (text, note):
         start = list(islice(text, 1))
         excel = _EXCEL.fullmatch(start[0]) if start and not dialect.typed else None
@@ -68,11 +68,11 @@ def open_table(path: Path, form: Form, prefix: str = "") -> Iterator[Table]:
             dialect = dialect._replace(delimiter=excel[1])
         first = 1 + (excel is not None)
         if form.columns is None:
-            header, first = _header(path, text, first, dialect, prefix)
+            header, first = _header(path, text, first, dialect, form.prefix)
         else:
             sample = list(islice(text, SAMPLE))
             header, text = list(form.columns), chain(sample, text)
-            _check_columns(path, sample, header, dialect, prefix)
+            _check_columns(path, sample, header, dialect, form.prefix)
         yield Table(header, first, dialect, text, form.encoding, note)
 
 
@@ -302,9 +302,10 @@ def _read_table(path: Path, options: Options, columns: dict[str, str], collector
             collector.add(piece.lines, users, items, times[0] if times else None, piece.faults)
 
 
-def read_columns(path: Path, form: Form | None = None, prefix: str = "") -> dict[str, list[str]]:
+def read_columns(path: Path, form: Form | None = None) -> dict[str, list[str]]:
     """name -> column, for all named columns of a table file. Raises ValueError "FILE:LINE: what" at a bad row."""
-    with open_table(path, form or Form(), prefix) as table:
+    form = form or Form()
+    with open_table(path, form) as table:
         cells: list[list[str]] = [[] for _ in table.header]
         for piece in pieces(table):
             if piece.faults:
@@ -314,7 +315,7 @@ def read_columns(path: Path, form: Form | None = None, prefix: str = "") -> dict
                 column += more
     named = [(name, column) for name, column in zip(table.header, cells, strict=True) if name not in _SKIPPED]
     for name, _ in named:
-        column_of(path, table.header, "item_features", name, prefix)
+        column_of(path, table.header, "item_features", name, form.prefix)
     return dict(named)
 
 
