@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -25,6 +25,7 @@ class _Block:
     depth: int = 0
     training: list[nn.Module] = field(default_factory=list)
     kept: dict[str, Any] = field(default_factory=dict)
+    making: Any = field(default_factory=RLock)  # held while a result is made, which may ask for another one
 
 
 # The open blocks are kept outside the models, so that a copy of a frozen model is not frozen.
@@ -39,8 +40,8 @@ def frozen(scorer: object) -> Iterator[None]:
     `evaluate`, `recommend` and every other function that scores opens a block for the call. A service that scores one
     history at a time opens one around all of its calls, so that no call encodes every item again. Weights must not
     change inside a block. Blocks may be nested and held by several threads; when the last one ends, each module returns
-    to the mode it had before the first one, and the item vectors are dropped. A scorer that is no torch.nn.Module is
-    left as it is.
+    to the mode it had before the first one, and the item vectors are dropped. Threads that ask for the item vectors at
+    the same time wait for the one that encodes them. A scorer that is no torch.nn.Module is left as it is.
 
     >>> from fastcl.recsys import Items, SASRec, frozen, recommend
     >>> model = SASRec(Items(("a", "b", "c")), dim=8, seed=0)
@@ -83,13 +84,17 @@ def item_table(model: Any) -> Tensor:
 
 
 def kept(model: Any, name: str, make: Callable[[], T]) -> T:
-    """make(), called once in a `frozen` block of `model`; its result must depend on the weights alone."""
+    """make(), called once in a `frozen` block of `model`, by one thread for all; its result must depend on the weights
+    alone.
+    """
     block = _open.get(model)
     # With gradients a kept result would hold its autograd graph, which backward can walk only once.
     if block is None or torch.is_grad_enabled():
         return make()
     if name not in block.kept:
-        block.kept[name] = make()
+        with block.making:
+            if name not in block.kept:
+                block.kept[name] = make()
     made: T = block.kept[name]
     return made
 

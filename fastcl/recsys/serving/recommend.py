@@ -54,7 +54,8 @@ def recommend(
     without: Sequence[str] = (),
     fallback: Scorer | None = None,
 ) -> Recommendations:
-    """The k best items for each history (external ids, oldest first), as (external id, score), best first.
+    """The k best items for each history (external ids, oldest first), as (external id, score), best first. Threads may
+    share a model: it is only read.
 
     No user id is needed. A row is shorter than k where fewer items remain. A history without an item that the model
     knows gets the row of `fallback`; without `fallback` its row is empty.
@@ -102,8 +103,8 @@ def similar(
 ) -> Row:
     """The k items whose vectors have the largest cosines with that of `item`, as (external id, cosine), best first.
 
-    item: an external id that the model knows; it is never in its own list. only, without: as in `recommend`. Raises
-    ValueError for an unknown id, a bad option, or a model without item vectors.
+    item: an external id that the model knows; it is never in its own list. only, without: as in `recommend`. Threads may
+    share a model. Raises ValueError for an unknown id, a bad option, or a model without item vectors.
 
     >>> from fastcl.recsys import Items, SASRec
     >>> model = SASRec(Items(ids=("a", "b", "c")), dim=8, seed=0).eval()
@@ -184,8 +185,8 @@ def query_vectors(
     """float32 [B, D], queries for an index of item vectors that `export` wrote: inner products are the model's scores.
 
     A model with K vectors per history (MultiCLRec) gives [B, K, D]; its score is the largest of K inner products, and
-    `fastcl.recsys.nearest` searches with such queries. Arguments and errors as in `recommend`; a history without an
-    item that the model knows has no vector and is a ValueError.
+    `fastcl.recsys.nearest` searches with such queries. Threads may share a model. Arguments and errors as in
+    `recommend`; a history without an item that the model knows has no vector and is a ValueError.
 
     >>> from fastcl.recsys import Items, SASRec
     >>> query_vectors(SASRec(Items(ids=("a", "b", "c")), dim=8, seed=0).eval(), [["a", "b"]]).shape
