@@ -16,6 +16,7 @@ from fastcl import nn as nn
 from fastcl._build import config, set_isa, show_config
 from fastcl.adjust import arcface, cosface
 from fastcl.chunked import cached, token_chunks
+from fastcl.family import over_rows
 from fastcl.losses import mises_fisher_weights
 from fastcl.mining import hard_negatives
 from fastcl.momentum import momentum_update
@@ -43,6 +44,7 @@ __all__ = [
     "matryoshka",
     "mises_fisher_weights",
     "momentum_update",
+    "over_rows",
     "set_isa",
     "show_config",
     "softplus_sum",

@@ -14,6 +14,7 @@ from fastcl.adjust import cosface as cosface
 from fastcl.chunked import cached as cached
 from fastcl.chunked import token_chunks as token_chunks
 from fastcl.directions import directional_infonce as directional_infonce
+from fastcl.family import over_rows as over_rows
 from fastcl.losses import mises_fisher_weights as mises_fisher_weights
 from fastcl.mining import hard_negatives as hard_negatives
 from fastcl.momentum import momentum_update as momentum_update
@@ -74,6 +75,7 @@ __all__ = [
     "multi_positive",
     "negative_sampling",
     "nt_xent",
+    "over_rows",
     "sampled_softmax",
     "set_isa",
     "show_config",

@@ -229,7 +229,8 @@ def ring(loss: Loss, group: Group = None) -> Loss:
     Each rank holds the keys of one other rank at a time and merges their log-sum-exp into its own. In the backward pass
     the keys travel once more, together with their gradients. Values and gradients are those of `gathered`, for one more
     pass of the keys over the network. It takes the losses that are formulas over `pos` and `lse`: infonce, dcl, dclw,
-    debiased_infonce, infonce_plus, mine, mine_plus (TypeError for others), without a queue. Double backward is not
+    debiased_infonce, infonce_plus, mine, mine_plus and those of `fastcl.over_rows` (TypeError for others), without a
+    queue. Double backward is not
     supported.
 
     >>> import torch, torch.distributed as dist, fastcl.distributed

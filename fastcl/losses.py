@@ -1,11 +1,9 @@
 """The losses: each is a line of arithmetic over `pos` and `lse`, the two numbers per row of `fastcl.contrast`.
 
-Formulas and their documentation only: how a batch becomes `Rows` is rows.py, the textbook twin of each loss is in
-reference.py.
+Formulas and their documentation only: how a formula becomes a loss is family.py, how a batch becomes `Rows` is rows.py.
+The textbook twin of each loss is in reference.py.
 """
 
-import functools
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,96 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastcl.adjust import NOTHING, Adjustments, Cap, Hardness, Margin
 from fastcl.arithmetic import dot, softplus
-from fastcl.checks import check_constant, check_tensor, check_weight, positive_number
-from fastcl.normalize import normalized_together
-from fastcl.ops import Expected
-from fastcl.registry import registered
-from fastcl.rows import (
-    Negatives,
-    Queue,
-    Rows,
-    check_batch,
-    reduced,
-    rows_both_ways,
-    rows_of,
-)
-
-
-def over_rows(
-    module: str, beside: Callable[..., float] | None
-) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Makes a public loss of a formula over `Rows`, and enters it into the registry.
-
-    The public function takes the arguments that all losses of the family share, then the formula's own keywords.
-
-    module: the name of the loss's class in `fastcl.nn`.
-    beside: for a formula in which lse occurs only as log(a exp(pos) + exp(lse)), times a constant: a function that maps
-        the formula's keywords to log a. None for any other formula. Only speed depends on it (`fastcl.ops.Expected`).
-    """
-
-    def publish(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        loss = _public(formula, beside)
-        return registered(module, 3, formula)(loss)
-
-    return publish
-
-
-def _public(formula: Callable[..., Tensor], beside: Callable[..., float] | None) -> Callable[..., Tensor]:
-    @functools.wraps(formula, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
-    def loss(
-        query: Tensor,  # [N, D]
-        positive_key: Tensor,  # [N, D]
-        negative_keys: Tensor | None = None,  # [M, D] or [N, K, D]
-        temperature: float | Tensor = 0.1,  # a number, [] or [N]
-        reduction: str = "mean",
-        negative_mode: str | None = None,
-        *,
-        normalize: bool = True,
-        in_batch: bool | None = None,
-        queue: Queue | None = None,
-        ids: Tensor | None = None,  # [N]
-        negative_ids: Tensor | None = None,  # [M] or [N, K]
-        log_q: Tensor | None = None,  # [N]
-        negative_log_q: Tensor | None = None,  # [M] or [N, K]
-        symmetric: bool = False,
-        weight: Tensor | None = None,  # [N]
-        hardness: Hardness | None = None,
-        margin: Margin | None = None,
-        cap: Cap | None = None,
-        **constants: Any,
-    ) -> Tensor:
-        check_batch(query, positive_key, negative_keys, temperature, reduction, negative_mode)
-        check_weight(weight, query.shape[0], query.device)
-        if normalize:
-            if negative_keys is None:
-                query, positive_key = normalized_together(query, positive_key)
-            else:
-                query, positive_key, negative_keys = normalized_together(query, positive_key, negative_keys)
-        negatives = Negatives(negative_keys, in_batch, queue, ids, negative_ids, log_q, negative_log_q)
-        adjust = NOTHING
-        if hardness is not None or margin is not None or cap is not None:
-            adjust = Adjustments(hardness, margin, cap)
-            adjust.check(query.shape[0], query.device)
-        # With reduction="none" the gradient that comes back to a row is not known beforehand.
-        expected = None
-        if beside is not None and reduction != "none":
-            expected = Expected(beside(**constants), weight=weight)
-        if symmetric:
-            both = rows_both_ways(query, positive_key, temperature, negatives, expected, adjust)
-            per_row = formula(both, **constants)
-            if reduction != "mean" or weight is not None:  # the mean over both directions is that of half their sums
-                per_row = per_row.view(2, -1).mean(0)
-        else:
-            per_row = formula(rows_of(query, positive_key, temperature, negatives, expected, adjust), **constants)
-        return reduced(per_row, reduction, weight)
-
-    shared = [p for p in inspect.signature(loss, follow_wrapped=False).parameters.values() if p.name != "constants"]
-    own = list(inspect.signature(formula).parameters.values())[1:]
-    loss.__signature__ = inspect.Signature([*shared, *own], return_annotation=Tensor)  # type: ignore[attr-defined]
-    del loss.__dict__["__wrapped__"]  # the formula is no function of the same arguments; it is in the registry
-    return loss
+from fastcl.checks import check_constant, check_tensor, positive_number
+from fastcl.family import over_rows
+from fastcl.rows import Rows
 
 
 def _as_it_is(**constants: Any) -> float:

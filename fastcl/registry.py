@@ -1,6 +1,6 @@
 """The registry of the losses, which the package, `fastcl.nn`, the tests and the documentation read.
 
-`registered` enters a loss; `over_rows` in losses.py enters a formula over `pos` and `lse`. No loss is written here.
+`registered` enters a loss; `over_rows` in family.py enters a formula over `pos` and `lse`. No loss is written here.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Function = TypeVar("Function", bound=Callable[..., Tensor])
 
 class Loss(NamedTuple):
     function: Callable[..., Tensor]  # fastcl.NAME
-    module: str  # its class is fastcl.nn.MODULE
+    module: str  # its class is fastcl.nn.MODULE; "" for a loss of the user's own, which has none there
     inputs: int  # the number of leading arguments that are a batch; the rest are settings of the module
     formula: Callable[..., Tensor] | None = None  # the formula over `fastcl.rows.Rows`, for a loss that is one
 
@@ -24,9 +24,13 @@ LOSSES: dict[str, Loss] = {}  # by the name of the function
 def registered(
     module: str, inputs: int, formula: Callable[..., Tensor] | None = None
 ) -> Callable[[Function], Function]:
-    """Enters the decorated function into `LOSSES` and leaves it as it is."""
+    """Enters the decorated function into `LOSSES` and leaves it as it is. ValueError for the name of another loss."""
 
     def enter(function: Function) -> Function:
+        other = LOSSES[function.__name__].function if function.__name__ in LOSSES else function
+        if (other.__module__, other.__qualname__) != (function.__module__, function.__qualname__):
+            theirs = f"that of {other.__module__}.{other.__qualname__}"
+            raise ValueError(f"formula: expected a name that is free, got {function.__name__!r}, {theirs}")
         LOSSES[function.__name__] = Loss(function, module, inputs, formula)
         return function
 

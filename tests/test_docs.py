@@ -9,6 +9,7 @@ import importlib
 import pkgutil
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 import fastcl
 from fastcl.recsys.cli import main
+from fastcl.registry import LOSSES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -37,6 +39,14 @@ PAGES = [
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     if BLOCK.search(page.read_text()) and str(page.relative_to(ROOT)) not in ELSEWHERE
 ]
+
+
+@pytest.fixture(autouse=True)
+def _own_losses_are_forgotten() -> Iterator[None]:
+    known = dict(LOSSES)
+    yield
+    LOSSES.clear()
+    LOSSES.update(known)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -83,6 +83,8 @@ fastcl.nn.DirectionalInfoNCE(0.1, partition="joint")(x, x, ids=ids)
 fastcl.nn.DirectionalInfoNCE(partition=1)  # wrong
 fastcl.matryoshka(fastcl.infonce, dims=(1, 2), weights=[0.5, 1.0])(x, x)
 fastcl.matryoshka(fastcl.infonce, 2)  # wrong
+fastcl.over_rows(beside=lambda **constants: 0.0)
+fastcl.over_rows("Own", None)  # wrong
 fastcl.hard_negatives(x, x, 1, cap=0.9)
 fastcl.hard_negatives(x, queue, 1, ids=ids)
 fastcl.hard_negatives(x, x, 1.5)  # wrong

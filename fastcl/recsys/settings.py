@@ -8,7 +8,7 @@ import dataclasses
 import inspect
 import textwrap
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, NamedTuple, TypeVar
 
 from fastcl.recsys.options import near, one_of
@@ -26,10 +26,11 @@ class Setting(NamedTuple):
     meaning: str  # "" for a field that was declared without `setting`
 
 
-def setting(default: T, meaning: str, choices: Iterable[str] = ()) -> T:
+def setting(default: T, meaning: str, choices: Collection[str] = ()) -> T:
     """A dataclass field with its default and its meaning, one or more whole sentences.
 
-    choices: the names that a text field may have; `check_choices` refuses others.
+    choices: the names that a text field may have; `check_choices` refuses others. They are read when a config is made,
+        so that a table may grow.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:
@@ -37,7 +38,7 @@ def setting(default: T, meaning: str, choices: Iterable[str] = ()) -> T:
     >>> Config(dim=8), settings_of(Config)[0].meaning
     (Config(dim=8), 'Width of the vectors.')
     """
-    metadata = {"meaning": " ".join(meaning.split()), "choices": tuple(choices)}
+    metadata = {"meaning": " ".join(meaning.split()), "choices": choices}
     # The cast tells type checkers the type of the default; at run time the dataclass gets a field.
     return typing.cast(T, dataclasses.field(default=default, metadata=metadata))
 

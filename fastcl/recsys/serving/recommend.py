@@ -103,8 +103,8 @@ def similar(
 ) -> Row:
     """The k items whose vectors have the largest cosines with that of `item`, as (external id, cosine), best first.
 
-    item: an external id that the model knows; it is never in its own list. only, without: as in `recommend`. Threads may
-    share a model. Raises ValueError for an unknown id, a bad option, or a model without item vectors.
+    item: an external id that the model knows; it is never in its own list. only, without: as in `recommend`. Threads
+    may share a model. Raises ValueError for an unknown id, a bad option, or a model without item vectors.
 
     >>> from fastcl.recsys import Items, SASRec
     >>> model = SASRec(Items(ids=("a", "b", "c")), dim=8, seed=0).eval()

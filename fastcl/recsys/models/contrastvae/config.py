@@ -67,7 +67,11 @@ class ContrastVAEConfig:
         each item's logit and scoring does not, so that the scores leave out this part of an item's popularity.""",
     )
     contrast: str = setting(
-        "infonce", "Contrastive loss between the two views of a sequence, over cosines / temperature.", CONTRASTS
+        "infonce",
+        """Contrastive loss between the two views of a sequence, over cosines / temperature. "nt_xent" has the other
+        sequences of the same view as negatives too. All others are losses of fastcl with their defaults, in both
+        directions: "infonce", "dcl", "mine_plus", ..., or one of your own that `fastcl.over_rows` has made.""",
+        CONTRASTS,
     )
     contrast_weight: float = setting(0.3, "Weight of the contrast in the loss.")
     temperature: float = setting(0.2, "Temperature of the contrast, or its first value where it is learned.")

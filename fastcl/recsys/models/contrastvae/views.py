@@ -3,13 +3,14 @@
 They are functions of index arrays and hidden vectors; model.py has networks and batches.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 import fastcl
+from fastcl.registry import LOSSES
 
 CROP, MASK, REORDER = 0.6, 0.3, 0.6  # shares kept, covered, shuffled (CL4SRec, Xie et al. 2022, section 4.1.4)
 
@@ -44,11 +45,34 @@ def reorder(n: int, rng: np.random.Generator) -> Look:
 
 SEQUENCE: dict[str, Callable[[int, np.random.Generator], Look]] = {"crop": crop, "mask": mask, "reorder": reorder}
 
-# (vectors of one view [B, D], of the other view [B, D], temperature) -> mean loss; similarity is the cosine. NT-Xent
-# (Chen et al. 2020), which the authors' program uses, also has the other sequences of the same view as negatives.
-CONTRASTS: dict[str, Callable[[Tensor, Tensor, float | Tensor], Tensor]] = {
-    "infonce": lambda one, two, t: fastcl.infonce(one, two, temperature=t, symmetric=True),
-    "dcl": lambda one, two, t: fastcl.dcl(one, two, temperature=t, symmetric=True),
-    "mine_plus": lambda one, two, t: fastcl.mine_plus(one, two, temperature=t, symmetric=True),
-    "nt_xent": lambda one, two, t: fastcl.nt_xent(one, two, t),
-}
+# (vectors of one view [B, D], of the other view [B, D], temperature) -> mean loss; similarity is the cosine
+Contrast = Callable[[Tensor, Tensor, float | Tensor], Tensor]
+
+
+def _nt_xent(one: Tensor, two: Tensor, temperature: float | Tensor) -> Tensor:
+    """Chen et al. 2020, which the authors' program uses: the other sequences of the same view are negatives too."""
+    return fastcl.nt_xent(one, two, temperature)
+
+
+class Contrasts(Mapping[str, Contrast]):
+    """`nt_xent`, and every loss of fastcl's family in both directions, those that users add with `fastcl.over_rows`
+    among them.
+    """
+
+    def __getitem__(self, name: str) -> Contrast:
+        if name == "nt_xent":
+            return _nt_xent
+        loss = LOSSES[name]
+        if loss.formula is None:
+            raise KeyError(name)
+        return lambda one, two, t: loss.function(one, two, temperature=t, symmetric=True)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (name for name, loss in LOSSES.items() if loss.formula is not None)
+        yield "nt_xent"
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+CONTRASTS = Contrasts()
