@@ -11,6 +11,7 @@ from fastcl._build import set_isa as set_isa
 from fastcl._build import show_config as show_config
 from fastcl.adjust import arcface as arcface
 from fastcl.adjust import cosface as cosface
+from fastcl.buckets import sce as sce
 from fastcl.chunked import cached as cached
 from fastcl.chunked import token_chunks as token_chunks
 from fastcl.directions import directional_infonce as directional_infonce
@@ -24,6 +25,7 @@ from fastcl.nested import matryoshka as matryoshka
 from fastcl.ops import contrast as contrast
 from fastcl.ops_pairwise import softplus_sum as softplus_sum
 from fastcl.pairwise import bpr as bpr
+from fastcl.pairwise import gbce as gbce
 from fastcl.pairwise import jensen_shannon as jensen_shannon
 from fastcl.pairwise import negative_sampling as negative_sampling
 from fastcl.pairwise import siglip as siglip
@@ -59,6 +61,7 @@ __all__ = [
     "debiased_infonce",
     "directional_infonce",
     "distill_kl",
+    "gbce",
     "hard_negatives",
     "infonce",
     "infonce_plus",
@@ -77,6 +80,7 @@ __all__ = [
     "nt_xent",
     "over_rows",
     "sampled_softmax",
+    "sce",
     "set_isa",
     "show_config",
     "siglip",

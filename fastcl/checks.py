@@ -126,6 +126,22 @@ def as_ignored(ignore_index: Any) -> int:
     return ignore_index
 
 
+def both_ids(
+    query: Tensor, negative_keys: Tensor, ids: Tensor | None, negative_ids: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The ids of a loss over pairs as int64; ValueError for one without the other."""
+    if ids is None and negative_ids is None:
+        return None, None
+    if ids is None or negative_ids is None:
+        missing = "ids" if ids is None else "negative_ids"
+        raise ValueError(f"{missing}: expected both ids and negative_ids or neither, got one of them")
+    device = query.device
+    return (
+        as_ids("ids", ids, (query.shape[0],), device),
+        as_ids("negative_ids", negative_ids, tuple(negative_keys.shape[:-1]), device),
+    )
+
+
 def check_weight(weight: Tensor | None, n: int, device: torch.device) -> None:
     if weight is not None:
         check_tensor("weight", weight, (n,), device)

@@ -8,45 +8,6 @@ import fastcl.positives
 import fastcl.rows
 from fastcl.module import LossModule
 
-class DirectionalInfoNCE(LossModule):
-    def __init__(
-        self,
-        temperature: float | torch.Tensor = 0.05,
-        reduction: str = 'mean',
-        *,
-        directions: collections.abc.Sequence[str] = ('query_to_doc', 'query_to_query', 'doc_to_query', 'doc_to_doc'),
-        partition: str = 'joint',
-        normalize: bool = True,
-        ids: torch.Tensor | None = None,
-        weight: torch.Tensor | None = None,
-    ) -> None: ...
-    def forward(
-        self,
-        query: torch.Tensor,
-        document: torch.Tensor,
-        *,
-        temperature: float | torch.Tensor = 0.05,
-        reduction: str = 'mean',
-        directions: collections.abc.Sequence[str] = ('query_to_doc', 'query_to_query', 'doc_to_query', 'doc_to_doc'),
-        partition: str = 'joint',
-        normalize: bool = True,
-        ids: torch.Tensor | None = None,
-        weight: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
-    def __call__(
-        self,
-        query: torch.Tensor,
-        document: torch.Tensor,
-        *,
-        temperature: float | torch.Tensor = 0.05,
-        reduction: str = 'mean',
-        directions: collections.abc.Sequence[str] = ('query_to_doc', 'query_to_query', 'doc_to_query', 'doc_to_doc'),
-        partition: str = 'joint',
-        normalize: bool = True,
-        ids: torch.Tensor | None = None,
-        weight: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
-
 class InfoNCE(LossModule):
     def __init__(
         self,
@@ -520,6 +481,181 @@ class MINEPlus(LossModule):
         lam: float = 1.1,
     ) -> torch.Tensor: ...
 
+class SampledSoftmax(LossModule):
+    def __init__(
+        self,
+        temperature: float | torch.Tensor = 1.0,
+        reduction: str = 'mean',
+        *,
+        in_batch: bool | None = None,
+        queue: fastcl.rows.Queue | None = None,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+        log_q: torch.Tensor | None = None,
+        negative_log_q: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+    ) -> None: ...
+    def forward(
+        self,
+        query: torch.Tensor,
+        positive_key: torch.Tensor,
+        negative_keys: torch.Tensor | None = None,
+        *,
+        temperature: float | torch.Tensor = 1.0,
+        reduction: str = 'mean',
+        in_batch: bool | None = None,
+        queue: fastcl.rows.Queue | None = None,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+        log_q: torch.Tensor | None = None,
+        negative_log_q: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+    def __call__(
+        self,
+        query: torch.Tensor,
+        positive_key: torch.Tensor,
+        negative_keys: torch.Tensor | None = None,
+        *,
+        temperature: float | torch.Tensor = 1.0,
+        reduction: str = 'mean',
+        in_batch: bool | None = None,
+        queue: fastcl.rows.Queue | None = None,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+        log_q: torch.Tensor | None = None,
+        negative_log_q: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+class LinearCrossEntropy(LossModule):
+    def __init__(
+        self,
+        temperature: float | torch.Tensor = 1.0,
+        ignore_index: int | None = None,
+        reduction: str = 'mean',
+        row_weight: torch.Tensor | None = None,
+        *,
+        weight: torch.Tensor | None = None,
+        label_smoothing: float = 0.0,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        z_loss: float = 0.0,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        linear_weight: torch.Tensor,
+        target: torch.Tensor,
+        linear_bias: torch.Tensor | None = None,
+        *,
+        temperature: float | torch.Tensor = 1.0,
+        ignore_index: int | None = None,
+        reduction: str = 'mean',
+        row_weight: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+        label_smoothing: float = 0.0,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        z_loss: float = 0.0,
+    ) -> torch.Tensor: ...
+    def __call__(
+        self,
+        input: torch.Tensor,
+        linear_weight: torch.Tensor,
+        target: torch.Tensor,
+        linear_bias: torch.Tensor | None = None,
+        *,
+        temperature: float | torch.Tensor = 1.0,
+        ignore_index: int | None = None,
+        reduction: str = 'mean',
+        row_weight: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+        label_smoothing: float = 0.0,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        z_loss: float = 0.0,
+    ) -> torch.Tensor: ...
+
+class SCE(LossModule):
+    def __init__(
+        self,
+        temperature: float | torch.Tensor = 1.0,
+        ignore_index: int = -100,
+        reduction: str = 'mean',
+        row_weight: torch.Tensor | None = None,
+        *,
+        buckets: int | torch.Tensor | None = None,
+        bucket_rows: int | None = None,
+        bucket_classes: int = 256,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        linear_weight: torch.Tensor,
+        target: torch.Tensor,
+        linear_bias: torch.Tensor | None = None,
+        *,
+        temperature: float | torch.Tensor = 1.0,
+        ignore_index: int = -100,
+        reduction: str = 'mean',
+        row_weight: torch.Tensor | None = None,
+        buckets: int | torch.Tensor | None = None,
+        bucket_rows: int | None = None,
+        bucket_classes: int = 256,
+    ) -> torch.Tensor: ...
+    def __call__(
+        self,
+        input: torch.Tensor,
+        linear_weight: torch.Tensor,
+        target: torch.Tensor,
+        linear_bias: torch.Tensor | None = None,
+        *,
+        temperature: float | torch.Tensor = 1.0,
+        ignore_index: int = -100,
+        reduction: str = 'mean',
+        row_weight: torch.Tensor | None = None,
+        buckets: int | torch.Tensor | None = None,
+        bucket_rows: int | None = None,
+        bucket_classes: int = 256,
+    ) -> torch.Tensor: ...
+
+class DirectionalInfoNCE(LossModule):
+    def __init__(
+        self,
+        temperature: float | torch.Tensor = 0.05,
+        reduction: str = 'mean',
+        *,
+        directions: collections.abc.Sequence[str] = ('query_to_doc', 'query_to_query', 'doc_to_query', 'doc_to_doc'),
+        partition: str = 'joint',
+        normalize: bool = True,
+        ids: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+    ) -> None: ...
+    def forward(
+        self,
+        query: torch.Tensor,
+        document: torch.Tensor,
+        *,
+        temperature: float | torch.Tensor = 0.05,
+        reduction: str = 'mean',
+        directions: collections.abc.Sequence[str] = ('query_to_doc', 'query_to_query', 'doc_to_query', 'doc_to_doc'),
+        partition: str = 'joint',
+        normalize: bool = True,
+        ids: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+    def __call__(
+        self,
+        query: torch.Tensor,
+        document: torch.Tensor,
+        *,
+        temperature: float | torch.Tensor = 0.05,
+        reduction: str = 'mean',
+        directions: collections.abc.Sequence[str] = ('query_to_doc', 'query_to_query', 'doc_to_query', 'doc_to_doc'),
+        partition: str = 'joint',
+        normalize: bool = True,
+        ids: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
 class BPR(LossModule):
     def __init__(
         self,
@@ -568,6 +704,50 @@ class NegativeSampling(LossModule):
         *,
         reduction: str = 'mean',
         weight: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+class GBCE(LossModule):
+    def __init__(
+        self,
+        reduction: str = 'mean',
+        weight: torch.Tensor | None = None,
+        *,
+        catalogue: int,
+        calibration: float = 0.75,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+        positive_bias: torch.Tensor | None = None,
+        negative_bias: torch.Tensor | None = None,
+    ) -> None: ...
+    def forward(
+        self,
+        query: torch.Tensor,
+        positive_key: torch.Tensor,
+        negative_keys: torch.Tensor,
+        *,
+        reduction: str = 'mean',
+        weight: torch.Tensor | None = None,
+        catalogue: int,
+        calibration: float = 0.75,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+        positive_bias: torch.Tensor | None = None,
+        negative_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+    def __call__(
+        self,
+        query: torch.Tensor,
+        positive_key: torch.Tensor,
+        negative_keys: torch.Tensor,
+        *,
+        reduction: str = 'mean',
+        weight: torch.Tensor | None = None,
+        catalogue: int,
+        calibration: float = 0.75,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+        positive_bias: torch.Tensor | None = None,
+        negative_bias: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
 class SigLIP(LossModule):
@@ -784,99 +964,6 @@ class MarginMSE(LossModule):
         *,
         reduction: str = 'mean',
         weight: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
-
-class SampledSoftmax(LossModule):
-    def __init__(
-        self,
-        temperature: float | torch.Tensor = 1.0,
-        reduction: str = 'mean',
-        *,
-        in_batch: bool | None = None,
-        queue: fastcl.rows.Queue | None = None,
-        ids: torch.Tensor | None = None,
-        negative_ids: torch.Tensor | None = None,
-        log_q: torch.Tensor | None = None,
-        negative_log_q: torch.Tensor | None = None,
-        weight: torch.Tensor | None = None,
-    ) -> None: ...
-    def forward(
-        self,
-        query: torch.Tensor,
-        positive_key: torch.Tensor,
-        negative_keys: torch.Tensor | None = None,
-        *,
-        temperature: float | torch.Tensor = 1.0,
-        reduction: str = 'mean',
-        in_batch: bool | None = None,
-        queue: fastcl.rows.Queue | None = None,
-        ids: torch.Tensor | None = None,
-        negative_ids: torch.Tensor | None = None,
-        log_q: torch.Tensor | None = None,
-        negative_log_q: torch.Tensor | None = None,
-        weight: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
-    def __call__(
-        self,
-        query: torch.Tensor,
-        positive_key: torch.Tensor,
-        negative_keys: torch.Tensor | None = None,
-        *,
-        temperature: float | torch.Tensor = 1.0,
-        reduction: str = 'mean',
-        in_batch: bool | None = None,
-        queue: fastcl.rows.Queue | None = None,
-        ids: torch.Tensor | None = None,
-        negative_ids: torch.Tensor | None = None,
-        log_q: torch.Tensor | None = None,
-        negative_log_q: torch.Tensor | None = None,
-        weight: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
-
-class LinearCrossEntropy(LossModule):
-    def __init__(
-        self,
-        temperature: float | torch.Tensor = 1.0,
-        ignore_index: int | None = None,
-        reduction: str = 'mean',
-        row_weight: torch.Tensor | None = None,
-        *,
-        weight: torch.Tensor | None = None,
-        label_smoothing: float = 0.0,
-        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
-        z_loss: float = 0.0,
-    ) -> None: ...
-    def forward(
-        self,
-        input: torch.Tensor,
-        linear_weight: torch.Tensor,
-        target: torch.Tensor,
-        linear_bias: torch.Tensor | None = None,
-        *,
-        temperature: float | torch.Tensor = 1.0,
-        ignore_index: int | None = None,
-        reduction: str = 'mean',
-        row_weight: torch.Tensor | None = None,
-        weight: torch.Tensor | None = None,
-        label_smoothing: float = 0.0,
-        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
-        z_loss: float = 0.0,
-    ) -> torch.Tensor: ...
-    def __call__(
-        self,
-        input: torch.Tensor,
-        linear_weight: torch.Tensor,
-        target: torch.Tensor,
-        linear_bias: torch.Tensor | None = None,
-        *,
-        temperature: float | torch.Tensor = 1.0,
-        ignore_index: int | None = None,
-        reduction: str = 'mean',
-        row_weight: torch.Tensor | None = None,
-        weight: torch.Tensor | None = None,
-        label_smoothing: float = 0.0,
-        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
-        z_loss: float = 0.0,
     ) -> torch.Tensor: ...
 
 class NTXent(LossModule):

@@ -9,7 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcl.arithmetic import compute_dtype, dot, softplus
-from fastcl.checks import check_constant, check_reduction, check_scale, check_tensor, check_weight, in_memory
+from fastcl.checks import (
+    both_ids,
+    check_constant,
+    check_reduction,
+    check_scale,
+    check_tensor,
+    check_weight,
+    in_memory,
+)
 from fastcl.ops_pairwise import softplus_sum
 from fastcl.private import private_similarity
 from fastcl.registry import registered
@@ -76,6 +84,73 @@ def negative_sampling(
     if negative_keys.dim() == 2:
         return reduced(positive + softplus_sum(query, negative_keys), reduction, weight)
     return reduced(positive + softplus(private_similarity(query, negative_keys)).sum(1), reduction, weight)
+
+
+@registered("GBCE", inputs=3)
+def gbce(
+    query: Tensor,  # [N, D]
+    positive_key: Tensor,  # [N, D]
+    negative_keys: Tensor,  # [M, D] or [N, K, D]
+    reduction: str = "mean",
+    weight: Tensor | None = None,  # [N]
+    *,
+    catalogue: int,
+    calibration: float = 0.75,
+    ids: Tensor | None = None,  # [N]
+    negative_ids: Tensor | None = None,  # [M] or [N, K]
+    positive_bias: Tensor | None = None,  # [N]
+    negative_bias: Tensor | None = None,  # [M] or [N, K]
+) -> Tensor:
+    """Generalised binary cross-entropy, gBCE (Petrov & Macdonald 2023, gSASRec, Eqs. 11 to 13).
+
+        loss_i = (beta softplus(-z_i) + sum_j softplus(z_ij)) / (K + 1),    z_i = <q_i, p_i>,    z_ij = <q_i, k_j>
+        beta = 1 - calibration (1 - alpha),    alpha = K / (catalogue - 1)
+
+    Negatives that are few beside the catalogue make a binary cross-entropy overconfident: with the power beta of the
+    positive's probability it learns the true one (calibration 1) or one between (0 is binary cross-entropy).
+
+    Args:
+        query, positive_key, negative_keys, reduction, weight: those of `bpr`; K is the number of negatives of a row.
+        catalogue: >= 2, the number of items that negatives are drawn from, the positive among them.
+        calibration: from 0 to 1, the paper's t.
+        ids, negative_ids: [N] and [M] or [N, K], any integer dtype, both or neither: negatives with the id of the row's
+            positive are left out. K counts them.
+        positive_bias, negative_bias: [N] and [M] or [N, K], floating, added to z_i and z_ij.
+
+    Returns float32 (float64 for float64 inputs), [] or [N]. Gradients: query, keys, biases and weight. Negatives [M, D]
+    are fused. Errors: as `bpr`.
+
+    >>> import torch, fastcl
+    >>> x = torch.eye(2)
+    >>> round(fastcl.gbce(x, x, torch.zeros(1, 2), catalogue=11).item(), 4)  # (0.325 log(1 + e^-1) + log 2) / 2
+    0.3975
+    """
+    _check(query, positive_key, negative_keys, reduction, weight)
+    if isinstance(catalogue, bool) or not isinstance(catalogue, int):
+        raise TypeError(f"catalogue: expected an int, got {type(catalogue).__name__}")
+    if catalogue < 2:
+        raise ValueError(f"catalogue: expected at least 2, got {catalogue}")
+    check_constant("calibration", calibration, lambda x: 0 <= x <= 1, "from 0 to 1")
+    ids, negative_ids = both_ids(query, negative_keys, ids, negative_ids)
+    if positive_bias is not None:
+        check_tensor("positive_bias", positive_bias, (query.shape[0],), query.device)
+    if negative_bias is not None:
+        check_tensor("negative_bias", negative_bias, tuple(negative_keys.shape[:-1]), query.device)
+    count = negative_keys.shape[-2]
+    beta = 1.0 - calibration * (1.0 - min(1.0, count / (catalogue - 1)))
+    positive = dot(query, positive_key)
+    if positive_bias is not None:
+        positive = positive + positive_bias.to(positive)
+    if negative_keys.dim() == 2:
+        negative = softplus_sum(query, negative_keys, bias=negative_bias, row_id=ids, col_id=negative_ids)
+    else:
+        logits = private_similarity(query, negative_keys)
+        if negative_bias is not None:
+            logits = logits + negative_bias.to(logits)
+        if ids is not None:
+            logits = logits.masked_fill(ids[:, None] == negative_ids, -torch.inf)
+        negative = softplus(logits).sum(1)
+    return reduced((beta * softplus(-positive) + negative) / (count + 1), reduction, weight)
 
 
 @registered("SigLIP", inputs=2)

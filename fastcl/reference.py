@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastcl.reference_pairwise import bpr, jensen_shannon, negative_sampling, siglip, softplus_sum, triplet
+from fastcl.reference_recommend import gbce, sce
 from fastcl.reference_soft import directional_infonce, distill_kl, margin_mse, multi_positive, soft_cross_entropy
 from fastcl.reference_views import alignment, linear_cross_entropy, nt_xent, supcon, uniformity
 
@@ -29,6 +30,7 @@ __all__ = [
     "debiased_infonce",
     "directional_infonce",
     "distill_kl",
+    "gbce",
     "infonce",
     "infonce_plus",
     "jensen_shannon",
@@ -40,6 +42,7 @@ __all__ = [
     "negative_sampling",
     "nt_xent",
     "sampled_softmax",
+    "sce",
     "siglip",
     "soft_cross_entropy",
     "softplus_sum",

@@ -209,7 +209,7 @@ def linear_cross_entropy(
     if margin is not None and label_smoothing:
         raise ValueError("margin: expected none with label_smoothing, got one")
     ignored = target == ignore_index
-    _check_range(target, ignored, c)
+    check_range(target, ignored, c)
 
     target = target.masked_fill(ignored, 0)
     classes = torch.arange(c, device=input.device)
@@ -276,7 +276,7 @@ def _check_class_weight(weight: Tensor, c: int, n: int, device: torch.device) ->
     check_tensor("weight", weight, (c,), device)
 
 
-def _check_range(target: Tensor, ignored: Tensor, c: int) -> None:
+def check_range(target: Tensor, ignored: Tensor, c: int) -> None:
     if not readable(target):
         return
     wrong = ((target < 0) | (target >= c)) & ~ignored

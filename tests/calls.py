@@ -19,8 +19,8 @@ SIZES = {"N": 6, "M": 5, "K": 3, "D": 4, "V": 7}
 
 
 class Argument(NamedTuple):
-    """`kind`: rows of features, a positive number, any number, the log of a probability, an id, a class below V, or
-    the number of a row."""
+    """`kind`: rows of features, the same without a gradient ("fixed"), a positive number, any number, the log of a
+    probability, an id, a class below V, or the number of a row."""
 
     shape: str  # letters of SIZES; "2N" for both views; "" for a 0-d tensor
     kind: str = "rows"
@@ -31,7 +31,7 @@ class Argument(NamedTuple):
             below = {"id": 3, "class": sizes["V"], "row": sizes["N"]}[self.kind]
             return torch.randint(max(1, below), shape, generator=g)
         x = torch.randn(shape, generator=g, dtype=torch.float64)
-        x = {"rows": x, "number": x, "positive": 0.3 + x.abs(), "log_q": -1.0 - x.abs()}[self.kind]
+        x = {"rows": x, "fixed": x, "number": x, "positive": 0.3 + x.abs(), "log_q": -1.0 - x.abs()}[self.kind]
         return x.to(dtype)
 
 
@@ -42,7 +42,7 @@ class Call(NamedTuple):
 
     @property
     def learning(self) -> list[str]:
-        return [name for name, a in self.arguments.items() if a.kind not in ("id", "class", "row")]
+        return [name for name, a in self.arguments.items() if a.kind not in ("id", "class", "row", "fixed")]
 
     def make(
         self, sizes: Mapping[str, int] = SIZES, dtype: torch.dtype = torch.float32, seed: int = 0
@@ -131,6 +131,26 @@ CALLS: dict[str, Call] = {
         {"input": Argument("ND"), "linear_weight": Argument("VD"), "target": Argument("N", "class"),
          "linear_bias": Argument("V", "number"), **ONE_T, "row_weight": Argument("N", "positive")},
         {"label_smoothing": 0.1},
+    ),
+    "sce": Call(
+        "sce",
+        {"input": Argument("ND"), "linear_weight": Argument("VD"), "target": Argument("N", "class"),
+         "linear_bias": Argument("V", "number"), **ONE_T, "row_weight": Argument("N", "positive"),
+         "buckets": Argument("KD", "fixed")},
+        {"bucket_rows": 64, "bucket_classes": 64},  # all, so that ties among zeros change nothing
+    ),
+    "gbce, shared": Call(
+        "gbce",
+        ROWS | SHARED | WEIGHT | IDS | {"negative_ids": Argument("M", "id"), "positive_bias": Argument("N", "number"),
+                                        "negative_bias": Argument("M", "number")},
+        {"catalogue": 11},
+    ),
+    "gbce, private": Call(
+        "gbce",
+        ROWS | PRIVATE | WEIGHT | IDS | {"negative_ids": Argument("NK", "id"),
+                                         "positive_bias": Argument("N", "number"),
+                                         "negative_bias": Argument("NK", "number")},
+        {"catalogue": 11, "calibration": 0.3},
     ),
     "soft_cross_entropy": Call(
         "soft_cross_entropy",

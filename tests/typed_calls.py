@@ -58,6 +58,14 @@ fastcl.soft_cross_entropy(x, x, x, ids[:, None])
 fastcl.soft_cross_entropy(x, x)  # wrong
 fastcl.distill_kl(x, x, x, teacher_temperature=2.0)
 fastcl.distill_kl(x, x, x, teacher_temperature="2")  # wrong
+fastcl.gbce(x, x, x, catalogue=9, calibration=0.5, ids=ids, negative_ids=ids)
+fastcl.gbce(x, x, x)  # wrong
+fastcl.sce(x, x, ids, buckets=4, bucket_rows=2, bucket_classes=2)
+fastcl.sce(x, x, ids, buckets=0.5)  # wrong
+fastcl.nn.GBCE(catalogue=9)(x, x, x)
+fastcl.nn.GBCE()  # wrong
+fastcl.nn.SCE(bucket_classes=2)(x, x, ids)
+fastcl.nn.SCE(bucket_classes="2")  # wrong
 fastcl.margin_mse(x, x, x[:, None], x[:, :1])
 fastcl.margin_mse(x, x, x)  # wrong
 fastcl.multi_positive(x, x, ids, form=fastcl.log_in)
