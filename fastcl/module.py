@@ -55,7 +55,11 @@ def signatures(loss: Loss) -> tuple[inspect.Signature, inspect.Signature]:
     parameters = list(whole.parameters.values())
     inputs, settings = parameters[: loss.inputs], parameters[loss.inputs :]
     this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in settings]
+    # A setting without a default has the constructor's value in forward.
+    given = [
+        parameter.replace(default=...) if parameter.default is parameter.empty else parameter for parameter in settings
+    ]
+    named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in given]
     return whole.replace(parameters=settings, return_annotation=None), whole.replace(parameters=[this, *inputs, *named])
 
 

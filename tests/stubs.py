@@ -25,7 +25,7 @@ def function(name: str, signature: inspect.Signature, indent: str = "") -> str:
     for nth, parameter in enumerate(signature.parameters.values()):
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.kind not in kinds[:nth]:
             lines.append(f"{indent}    *,")
-        default = "..." if callable(parameter.default) else repr(parameter.default)
+        default = "..." if callable(parameter.default) or parameter.default is ... else repr(parameter.default)
         after = "" if parameter.default is inspect.Parameter.empty else f" = {default}"
         lines.append(f"{indent}    {parameter.name}{annotation(parameter.annotation)}{after},")
     result = inspect.formatannotation(signature.return_annotation)
