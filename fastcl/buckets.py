@@ -95,12 +95,14 @@ def sce(
 
     target = target.masked_fill(ignored, 0).resolve_neg()
     with torch.no_grad():
-        if buckets is None:
-            buckets = max(1, math.ceil(math.sqrt(2 * n)))
-        if not isinstance(buckets, Tensor):
-            mixture = torch.randn(buckets, n, dtype=compute_dtype(input, linear_weight), device=device)
-            buckets = _product(mixture.masked_fill(ignored, 0.0), input)
-        inside = _members(buckets, input, linear_weight, ignored, bucket_rows or buckets.shape[0], bucket_classes)
+        if isinstance(buckets, Tensor):
+            directions = buckets
+        else:
+            drawn = max(1, math.ceil(math.sqrt(2 * n))) if buckets is None else buckets
+            mixture = torch.randn(drawn, n, dtype=compute_dtype(input, linear_weight), device=device)
+            directions = _product(mixture.masked_fill(ignored, 0.0), input)
+        most_rows = directions.shape[0] if bucket_rows is None else bucket_rows
+        inside = _members(directions, input, linear_weight, ignored, most_rows, bucket_classes)
     scale = inverse(temperature, input, linear_weight)
     pos = dot(input, F.embedding(target, linear_weight)) * scale
     if linear_bias is not None:

@@ -147,7 +147,7 @@ def gbce(
         logits = private_similarity(query, negative_keys)
         if negative_bias is not None:
             logits = logits + negative_bias.to(logits)
-        if ids is not None:
+        if ids is not None and negative_ids is not None:
             logits = logits.masked_fill(ids[:, None] == negative_ids, -torch.inf)
         negative = softplus(logits).sum(1)
     return reduced((beta * softplus(-positive) + negative) / (count + 1), reduction, weight)
