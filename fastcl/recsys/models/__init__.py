@@ -3,6 +3,8 @@
 """
 
 import dataclasses
+import importlib
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar
 
 from fastcl.recsys.models.base import Model
@@ -17,10 +19,53 @@ from fastcl.recsys.models.multi_clrec.config import MultiCLRecConfig
 from fastcl.recsys.models.multi_clrec.model import MultiCLRec
 from fastcl.recsys.models.sasrec import SASRec, SASRecConfig
 
-# The type is Any because MODEL(items, seed=..., **options) takes the fields of that model's own Config as options.
-MODELS: dict[str, Any] = {
-    model.name: model for model in (SASRec, CLRec, MultiCLRec, BERT4Rec, ContrastVAE, MF, LightGCN)
+# Models that are loaded when they are first asked for: name -> class, in BASELINES.
+BASELINES = "fastcl.recsys.baselines"
+LATER = {
+    "gru4rec": "GRU4Rec",
+    "caser": "Caser",
+    "stosa": "STOSA",
+    "dt4sr": "DT4SR",
+    "cl4srec": "CL4SRec",
+    "s3rec": "S3Rec",
+    "svae": "SVAE",
+    "acvae": "ACVAE",
+    "mind": "MIND",
 }
+
+
+class Table(MutableMapping[str, Any]):
+    """Models by name. Asking for a model of `LATER` imports it; asking for names does not."""
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        self._known = dict(known)
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._known[name]
+        if isinstance(found, str):
+            found = self._known[name] = getattr(importlib.import_module(BASELINES), found)
+        return found
+
+    def __setitem__(self, name: str, model: Any) -> None:
+        self._known[name] = model
+
+    def __delitem__(self, name: str) -> None:
+        del self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known
+
+
+# The type is Any because MODEL(items, seed=..., **options) takes the fields of that model's own Config as options.
+MODELS: MutableMapping[str, Any] = Table(
+    {model.name: model for model in (SASRec, CLRec, MultiCLRec, BERT4Rec, ContrastVAE, MF, LightGCN)} | LATER
+)
 
 M = TypeVar("M", bound=type[Model])
 
