@@ -15,7 +15,7 @@ import fastcl.recsys
 FOLDER = Path(fastcl.recsys.__file__).parent
 ROOT = Path(fastcl.__file__).parent
 # A package may import packages of a lower number and itself; modules beside the packages import none of them.
-FLOOR = {"data": 0, "models": 1, "evaluation": 1, "training": 2, "serving": 3, "reporting": 4, "cli": 5}
+FLOOR = {"data": 0, "models": 1, "evaluation": 1, "baselines": 2, "training": 2, "serving": 3, "reporting": 4, "cli": 5}
 DOORS = {"__init__", "__main__"}
 
 

@@ -232,8 +232,9 @@ def test_a_split_of_nothing_trains_on_everything_and_keeps_the_last_epoch(name: 
     assert (len(split.valid), len(split.test), split.counts.sum()) == (0, 0, 210)
     assert str(split.report) == "split none: 210 train rows; nothing is held out, so nothing can be evaluated"
     options = {"dim": 8, "max_len": 5} | ({"time_cuts": ()} if "clrec" in name else {})
-    small = {"clrec": {"batch": 16, "negatives": 32}, "multi_clrec": {"batch": 16, "main": 32}}.get(name, {})
-    model = make(MODELS[name], split, **({"dim": 8} if issubclass(MODELS[name], UserModel) else options | small))
+    less = {"clrec": {"batch": 16, "negatives": 32}, "multi_clrec": {"batch": 16, "main": 32}, "s3rec": {"pretrain": 1}}
+    options = {"dim": 8} if issubclass(MODELS[name], UserModel) else options | less.get(name, {})
+    model = make(MODELS[name], split, **options)
     last = {}
     step = model.after_step
 
@@ -337,7 +338,8 @@ def test_models_take_long_and_empty_histories(model_class: type[Model]) -> None:
     users, items, clock = (list(column) for column in zip(*log, strict=True))
     split = Interactions.read({"user": users, "item": items, "time": clock}).split("time", at=1120)
     assert (split.train.lengths == 0).any()
-    options = {"dim": 8, "max_len": 3, "batch": 16} | ({"negatives": 32} if model_class.name == "clrec" else {})
+    few = {"clrec": {"negatives": 32}, "s3rec": {"pretrain": 1}}
+    options = {"dim": 8, "max_len": 3, "batch": 16} | few.get(model_class.name, {})
     model = model_class(split.items, seed=0, **options)
     fit(model, split, epochs=1, progress=False)
     whole = model.scores(split.test.history)

@@ -102,13 +102,15 @@ class CL4SRec(Transformer):
 
     def batch(self, train: Histories, spans: Spans, draw: Draw, rng: np.random.Generator) -> Batch:
         read = spans._replace(stop=spans.stop - 1)
-        first, second = [], []
+        first: list[np.ndarray] = []
+        second: list[np.ndarray] = []
         for start, stop in zip(read.start, read.stop, strict=True):
-            for views, which in zip((first, second), rng.permutation(len(OPERATORS)), strict=False):
+            for changed, which in zip((first, second), rng.permutation(len(OPERATORS)), strict=False):
                 look = OPERATORS[which](int(stop - start), rng)
-                views.append(np.where(look.covered, self.mask, train.item[start + look.order]))
+                changed.append(np.where(look.covered, self.mask, train.item[start + look.order]))
         both = first + second
         ends = np.cumsum([0, *map(len, both)])
         views = pack(Spans(ends[:-1], ends[1:], np.arange(len(both))), self.device)
-        viewed = np.concatenate([np.empty(0, np.int64), *both])
-        return Batch(*super().batch(train, spans, draw, rng), views, self.tensor(viewed))
+        viewed = self.tensor(np.concatenate([np.empty(0, np.int64), *both]))
+        plain = super().batch(train, spans, draw, rng)
+        return Batch(plain.clicks, plain.item, plain.target, plain.negative, views, viewed)

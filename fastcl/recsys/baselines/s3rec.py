@@ -137,12 +137,14 @@ class S3Rec(Transformer):
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Any]:
         """One epoch: every window once, in random order; before them, in the first epoch, the pre-training."""
+        # Processes draw other numbers for their own batches, and must agree on the order of the next pass.
+        orders = [np.random.default_rng(seed) for seed in rng.integers(2**63, size=self.config.pretrain + 1)]
         if not self.pretrained:
             unclicked = Unclicked(train, len(self.items))
-            for _ in range(self.config.pretrain):
-                for spans in batched(self._prefixes(train), self.config.pretrain_batch, rng, self.share):
+            for order in orders[:-1]:
+                for spans in batched(self._prefixes(train), self.config.pretrain_batch, order, self.share):
                     yield self._pretraining(train, spans, unclicked, rng)
-        yield from super().batches(train, rng)
+        yield from super().batches(train, orders[-1])
         # Not before the last batch is trained: a run that is resumed within the first epoch draws that epoch again.
         self.pretrained.fill_(1)
 

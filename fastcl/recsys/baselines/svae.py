@@ -109,8 +109,9 @@ class SVAE(NextItem):
         self.decoder = nn.Sequential(nn.Linear(config.latent, config.hidden), nn.Tanh())
         self.out = nn.Embedding(len(self.items) + 1, config.hidden, padding_idx=PAD)
         self.bias = nn.Parameter(torch.zeros(len(self.items) + 1))
-        for layer in (self.encoder[0], self.mean, self.log_variance, self.decoder[0], self.out):
-            nn.init.xavier_normal_(layer.weight)
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear) or layer is self.out:
+                nn.init.xavier_normal_(layer.weight)
         self.dropout = nn.Dropout(config.dropout)
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
