@@ -13,7 +13,7 @@ INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input i
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 CXX_FILES := $(shell find csrc tests benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 # Folders too, so that a deleted source counts as a change.
-BUILD_INPUTS := setup.py pyproject.toml $(shell find csrc)
+BUILD_INPUTS := setup.py pyproject.toml $(shell find csrc building -not -name '*.pyc' -not -name __pycache__)
 
 .PHONY: demo docs test check build lint style types suite suite-check format stubs bench clean
 
@@ -68,7 +68,7 @@ bench: .venv/fastcl-test
 		echo "valgrind is not installed: instructions are not counted"
 
 clean:
-	rm -rf .venv build dist fastcl.egg-info fastcl/_C*.so .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist fastcl.egg-info fastcl/*.so fastcl/*.dylib fastcl/*.dll .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # Stamps. Another TORCH replaces the one installed; its stamp goes with it.
 .venv/torch-$(TORCH):

@@ -23,6 +23,7 @@ import torch
 import fastcl
 from benchmarks.cases import Case, fused, inputs
 from benchmarks.common import RESULTS, markdown, step, write_json
+from fastcl._library import LIBRARY
 
 SHAPES = [
     Case(256, 2560, 64, "shared", "negatives that learn"),
@@ -59,8 +60,8 @@ def child() -> None:
 
 
 def compiler() -> str:
-    """The name and version that the compiler left in the extension, or "unknown"."""
-    library = Path(fastcl._C.__file__).read_bytes()
+    """The name and version that the compiler left in the library, or "unknown"."""
+    library = Path(LIBRARY).read_bytes()
     signed = re.search(rb"GCC: [^\0]+|clang version [^\0]+", library)
     return signed.group().decode() if signed else "unknown"
 

@@ -50,6 +50,7 @@ FASTCL_SHIM AOTITorchError aoti_torch_library_init_impl(const char*, const char*
                                                         TorchLibraryHandle*);
 FASTCL_SHIM AOTITorchError torch_library_impl(TorchLibraryHandle, const char*,
                                               void (*)(StableIValue*, uint64_t, uint64_t), uint64_t);
+FASTCL_SHIM void aoti_torch_check(bool, const char*, const char*, uint32_t, const char*);
 FASTCL_SHIM AOTITorchError torch_get_num_threads(uint32_t*);
 FASTCL_SHIM AOTITorchError torch_parallel_for(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void*), void*);
 FASTCL_SHIM AOTITorchError aoti_torch_create_device_guard(int32_t, DeviceGuardHandle*);
@@ -201,6 +202,28 @@ Tensor call(const char* name, const char* overload, const Arguments&... argument
 }
 
 using OpFunction = void (*)(StableIValue*, uint64_t, uint64_t);
+
+// Whether the function threw; the message is then in `text`.
+__attribute__((noinline)) inline bool failed(OpFunction function, StableIValue* stack, uint64_t inputs,
+                                             uint64_t outputs, char (&text)[1024]) noexcept {
+  try {
+    function(stack, inputs, outputs);
+    return false;
+  } catch (const std::exception& error) {
+    std::strncpy(text, error.what(), sizeof text - 1);
+    text[sizeof text - 1] = '\0';
+    return true;
+  }
+}
+
+// An op as torch calls it. No exception of ours may reach torch, which could not catch it where this library has a C++
+// runtime of its own (LLVM's beside torch's GNU, MinGW's beside Microsoft's). Torch throws one of its own instead, when
+// the stack holds nothing of ours to unwind.
+template <OpFunction function>
+void guarded(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
+  char text[1024];
+  if (failed(function, stack, inputs, outputs, text)) aoti_torch_check(false, "fastcl", "fastcl", 0, text);
+}
 
 // Registers kernels for one dispatch key. The library handle is never freed: torch may call the kernels until the
 // process ends.

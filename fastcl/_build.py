@@ -1,11 +1,21 @@
 """Facts about the installation: the compiled part, its instruction sets, torch and threads. Touches no tensor."""
 
 import importlib.metadata
+import platform
 from typing import Any
 
 import torch
 
-from fastcl import _C, _cuda, fallback
+from fastcl import _cuda, _kernels, fallback
+from fastcl._library import BUILT
+
+
+def _cpu() -> str:
+    if fallback.WANTED:
+        return "chunked PyTorch, because of FASTCL_FALLBACK=1"
+    if not BUILT:
+        return f"chunked PyTorch: no kernels for {platform.system()} {platform.machine()} in this installation"
+    return "compiled kernels"
 
 
 def config() -> dict[str, Any]:
@@ -20,10 +30,10 @@ def config() -> dict[str, Any]:
     """
     return {
         "version": importlib.metadata.version("fastcl"),
-        "compiled_isas": list(_C.compiled_isas()),
-        "isas": list(_C.usable_isas()),
-        "isa": _C.active_isa(),
-        "cpu": "chunked PyTorch, because of FASTCL_FALLBACK=1" if fallback.FORCED else "compiled kernels",
+        "compiled_isas": _kernels.compiled_isas(),
+        "isas": _kernels.usable_isas(),
+        "isa": _kernels.active_isa(),
+        "cpu": _cpu(),
         "cuda": _cuda.load(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -48,7 +58,7 @@ def set_isa(name: str) -> str:
     >>> set_isa(before)
     'baseline'
     """
-    choices = ["auto", *_C.usable_isas()]
+    choices = ["auto", *_kernels.usable_isas()]
     if name not in choices:
         raise ValueError(f"isa: expected one of {choices} (compiled and supported by this processor), got {name!r}")
-    return str(_C.set_isa(name))
+    return _kernels.set_isa(name)

@@ -15,7 +15,7 @@ from fastcl import fallback
 def load() -> str:
     """Registers the kernels and returns what CUDA tensors run through, in words. ops.py must have defined the schemas.
     """
-    if fallback.FORCED:
+    if fallback.WANTED:
         return "chunked PyTorch, because of FASTCL_FALLBACK=1"
     built = importlib.util.find_spec("fastcl._C_cuda") is not None
     if torch.version.cuda is None:

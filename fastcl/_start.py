@@ -5,24 +5,11 @@ on a busy machine cost several times the CPU time of one. In the `fastcl` comman
 user's own program fastcl does not change the setting.
 """
 
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 
-
-def check_compiled() -> None:
-    """ImportError where Python found the sources without a compiled part beside them.
-
-    The compiled part of another installation does not count, since it may have been built from other sources.
-    """
-    folder = os.path.dirname(os.path.abspath(__file__))
-    found = importlib.util.find_spec("fastcl._C")
-    if found is None or os.path.dirname(os.path.abspath(found.origin or "")) != folder:
-        raise ImportError(
-            f"fastcl: {folder} holds the sources without the compiled part; run `pip install -e .` in "
-            f"{os.path.dirname(folder)}, or start Python outside that folder to use an installed fastcl"
-        )
+from fastcl._library import check_compiled
 
 
 def is_command(words: Sequence[str]) -> bool:

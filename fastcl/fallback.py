@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastcl._library import BUILT
 from fastcl.arithmetic import compute_dtype, finite_or_nan, logsumexp, no_autocast, softmax_weights
 
 # The logits held at once take at most 16 MiB in float32: enough work per launch, and small against the inputs.
@@ -28,8 +29,10 @@ def _forced() -> bool:
 
 
 # Whether FASTCL_FALLBACK=1 asks for these kernels on the CPU too, read once at import. Then no warning is needed.
-FORCED = _forced()
-_announced: set[str] = {"cpu"} if FORCED else set()
+WANTED = _forced()
+# Whether these kernels run on the CPU: because of that wish, or because this installation has no others.
+FORCED = WANTED or not BUILT
+_announced: set[str] = {"cpu"} if WANTED else set()
 
 
 def _announce(device: torch.device) -> None:

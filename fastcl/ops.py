@@ -30,7 +30,7 @@ LIBRARY.define(
     "-> (Tensor grad_query, Tensor grad_key, Tensor grad_positive, Tensor grad_scale, Tensor grad_bias)"
 )
 
-from fastcl import _C  # noqa: E402, F401  registers the CPU kernels, so it comes after torch and the schemas
+from fastcl import _kernels  # noqa: E402, F401  registers the CPU kernels, so it comes after torch and the schemas
 
 _cuda.load()
 

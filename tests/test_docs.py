@@ -22,7 +22,7 @@ from fastcl.registry import LOSSES
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 # Compiled ones have no docstrings, and the CUDA part cannot be imported everywhere.
-LEFT_OUT = ("__main__", "_C", "_C_cuda")
+LEFT_OUT = ("__main__", "libfastcl_cpu", "_C_cuda")
 MODULES = [m.name for m in pkgutil.walk_packages(fastcl.__path__, "fastcl.") if not m.name.endswith(LEFT_OUT)]
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(python|pycon|sh)\n(.*?)^```$", re.S | re.M)

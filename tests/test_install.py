@@ -1,4 +1,4 @@
-"""What is shipped: the extension asks torch for stable symbols only, and installing works in the ways the README names.
+"""What is shipped: the library asks torch for stable symbols only, and installing works in the ways the README names.
 The slow tests make their own environments; none of them may touch the environment the tests run in."""
 
 import importlib.metadata
@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import fastcl
+from fastcl._library import LIBRARY
 
 ROOT = Path(__file__).resolve().parent.parent
 EXERCISE = """
@@ -55,22 +56,21 @@ def need(program: str) -> str:
     return path
 
 
-@pytest.fixture(scope="module")
-def extension() -> Path:
-    spec = importlib.util.find_spec("fastcl._C")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin)
-
-
-def test_extension_uses_only_stable_symbols(extension: Path) -> None:
-    undefined = checked(need("nm"), "-DC", "--undefined-only", extension)
+def test_the_library_uses_only_stable_symbols_and_no_python() -> None:
+    undefined = checked(need("nm"), "-DC", "--undefined-only", LIBRARY)
     assert "torch_parallel_for" in undefined  # nm did list what we take from torch
-    assert re.findall(r"\b(?:at|c10|torch)::.*", undefined) == []
+    assert re.findall(r"\b(?:at|c10|torch)::.*|\b_?Py[A-Z_]\w+", undefined) == []
 
 
-def test_extension_needs_torch_by_name_and_no_openmp(extension: Path) -> None:
-    dynamic = checked(need("readelf"), "-d", extension)
+def test_the_library_gives_its_own_functions_only() -> None:
+    defined = checked(need("nm"), "-D", "--defined-only", LIBRARY)
+    names = [line.split()[-1] for line in defined.splitlines()]
+    assert "fastcl_set_isa" in names
+    assert [name for name in names if not name.startswith("fastcl_")] == []
+
+
+def test_the_library_needs_torch_by_name_and_no_openmp() -> None:
+    dynamic = checked(need("readelf"), "-d", LIBRARY)
     needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic))
     assert "libtorch_cpu.so" in needed
     assert not [name for name in needed if "omp" in name]
@@ -108,11 +108,44 @@ def test_sources_alone_say_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "__init__.py").touch()
     (tmp_path / "benchmarks" / "some.py").write_text("import fastcl\n")
-    words = f"{tmp_path}/fastcl holds the sources without the compiled part; run `pip install -e .` in {tmp_path}, "
+    name = Path(LIBRARY).name
+    words = f"{tmp_path}/fastcl holds the sources without the compiled part, {name}; run `pip install -e .` "
     for command in (["-c", "import fastcl.losses"], ["-m", "fastcl.recsys", "info"], ["-m", "benchmarks.some"]):
         done = run(sys.executable, *command, cwd=tmp_path)
         assert done.returncode != 0
         assert words in done.stdout.splitlines()[-1]
+
+
+def test_a_library_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
+    # As where the library was built for another kind of processor.
+    shutil.copytree(ROOT / "fastcl", tmp_path / "fastcl", ignore=shutil.ignore_patterns("*.so", "__pycache__", "*.xz"))
+    (tmp_path / "fastcl" / Path(LIBRARY).name).write_bytes(b"no library")
+    done = run(sys.executable, "-c", "import fastcl", cwd=tmp_path)
+    assert done.returncode != 0
+    assert done.stdout.splitlines()[-1].startswith("ImportError: fastcl: the compiled part cannot be loaded: ")
+
+
+WITHOUT_KERNELS = """
+import warnings, torch
+warnings.simplefilter("ignore")
+import fastcl
+assert fastcl.__file__.startswith({folder!r})
+print([fastcl.config()[name] for name in ("cpu", "isa", "isas", "compiled_isas")], fastcl.set_isa("auto"))
+query, key = torch.eye(3, requires_grad=True), torch.eye(3)
+loss = fastcl.infonce(query, key, temperature=1.0)
+loss.backward()
+print(round(loss.item(), 4), torch.isfinite(query.grad).all().item())
+"""
+
+
+def test_without_kernels_everything_runs_in_pytorch(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "fastcl", tmp_path / "fastcl", ignore=shutil.ignore_patterns("*.so", "__pycache__", "*.xz"))
+    (tmp_path / "fastcl" / "without_kernels.txt").touch()
+    facts, loss = checked(
+        sys.executable, "-c", WITHOUT_KERNELS.format(folder=str(tmp_path)), cwd=tmp_path
+    ).splitlines()
+    assert re.fullmatch(r"\['chunked PyTorch: no kernels for \w+ \w+ in this .*', 'none', \[\], \[\]\] auto", facts)
+    assert loss == "0.5514 True"
 
 
 def test_missing_compiler_is_one_line(tmp_path: Path) -> None:
@@ -254,7 +287,7 @@ def test_wheel_from_sdist_works(wheel: Path, venv: Path, tmp_path: Path) -> None
     assert "recommend" in help_text
     package = Path(checked(python, "-c", "import fastcl; print(*fastcl.__path__)", cwd=tmp_path).strip())
     bundled = [path.relative_to(ROOT / "fastcl") for path in (ROOT / "fastcl/recsys/data/sets").rglob("*.*")]
-    typed = [Path(name) for name in ("py.typed", "__init__.pyi", "nn.pyi", "_C.pyi")]
+    typed = [Path(name) for name in ("py.typed", "__init__.pyi", "nn.pyi")]
     assert bundled
     assert [name for name in [*typed, *bundled] if not (package / name).exists()] == []
 

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <new>
 #include <utility>
 #include <vector>
@@ -49,14 +48,14 @@ class BlockCache {
       kept_ -= block.bytes;
       return block;
     }
-    void* data = std::aligned_alloc(kAlignment, bytes);
+    void* data = ::operator new(bytes, std::align_val_t{kAlignment}, std::nothrow);
     if (data == nullptr) throw OutOfMemory(bytes);
     return {data, bytes};
   }
 
   void give(Block block) {
     if (kept_ + block.bytes > kKeptBytes || free_.size() == kKeptBlocks) {
-      std::free(block.data);
+      release(block);
       return;
     }
     kept_ += block.bytes;
@@ -64,12 +63,15 @@ class BlockCache {
   }
 
   ~BlockCache() {
-    for (const Block& block : free_) std::free(block.data);
+    for (const Block& block : free_) release(block);
   }
 
   static constexpr size_t kAlignment = 64;
 
  private:
+  // Not std::aligned_alloc and std::free: Windows has no aligned_alloc.
+  static void release(const Block& block) { ::operator delete(block.data, std::align_val_t{kAlignment}); }
+
   static constexpr size_t kKeptBytes = size_t{32} << 20;
   static constexpr size_t kKeptBlocks = 16;
   BlockCache() { free_.reserve(kKeptBlocks); }

@@ -236,8 +236,8 @@ void contrast_backward(StableIValue* stack, uint64_t, uint64_t) {
   }
 }
 
-[[maybe_unused]] const bool registered =
-    register_ops("CPU", {{"contrast_forward", contrast_forward}, {"contrast_backward", contrast_backward}});
+[[maybe_unused]] const bool registered = register_ops(
+    "CPU", {{"contrast_forward", guarded<contrast_forward>}, {"contrast_backward", guarded<contrast_backward>}});
 
 }  // namespace
 }  // namespace fastcl

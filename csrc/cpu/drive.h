@@ -5,7 +5,11 @@
 // With few rows the columns are divided instead, and the parts of a row are combined, so that a small batch against a
 // large queue uses every core. Results depend on the number of threads, never on their timing.
 #pragma once
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(__linux__)
 #include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <cmath>
@@ -27,10 +31,17 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // Bytes of second-level cache per core, taken to be between 512 KiB and 4 MiB.
 inline int64_t cache_bytes() {
   static const int64_t bytes = [] {
-#ifdef _SC_LEVEL2_CACHE_SIZE
-    const int64_t found = sysconf(_SC_LEVEL2_CACHE_SIZE);
-#else
-    const int64_t found = 0;
+    int64_t found = 0;
+#if defined(__APPLE__)
+    // Of the fast cores, several of which share one cache.
+    int32_t sharing = 1;
+    size_t size = sizeof found, size_of_sharing = sizeof sharing;
+    if (sysctlbyname("hw.perflevel0.l2cachesize", &found, &size, nullptr, 0) != 0) found = 0;
+    if (sysctlbyname("hw.perflevel0.cpusperl2", &sharing, &size_of_sharing, nullptr, 0) == 0 && sharing > 0) {
+      found /= sharing;
+    }
+#elif defined(_SC_LEVEL2_CACHE_SIZE)
+    found = sysconf(_SC_LEVEL2_CACHE_SIZE);
 #endif
     return std::min<int64_t>(found >= (256 << 10) ? found : 512 << 10, 4 << 20);
   }();

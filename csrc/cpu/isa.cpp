@@ -12,12 +12,16 @@ extern const Isa isa_baseline;
 #if defined(__x86_64__)
 extern const Isa isa_avx2;
 extern const Isa isa_avx512;
+#endif
+#if defined(__x86_64__) && defined(__linux__)
 extern const Isa isa_amx;
 #endif
 
 std::vector<const Isa*> compiled_isas() {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && defined(__linux__)
   return {&isa_baseline, &isa_avx2, &isa_avx512, &isa_amx};
+#elif defined(__x86_64__)
+  return {&isa_baseline, &isa_avx2, &isa_avx512};
 #else
   return {&isa_baseline};
 #endif

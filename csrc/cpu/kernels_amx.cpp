@@ -1,6 +1,5 @@
 // Kernels for AMX with bfloat16 tiles. float64 inputs, and values that bfloat16 tiles cannot represent, go to AVX-512.
-#if defined(__x86_64__)
-#include <cpuid.h>
+#if defined(__x86_64__) && defined(__linux__)  // each system has a way of its own to hand out tile registers
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "contrast.h"
+#include "cpu/features_x86.h"
 
 #if defined(__clang__)  // clang uses 512-bit vectors for this target without being told
 #define FASTCL_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2"
@@ -26,11 +26,7 @@ namespace fastcl {
 extern const Isa isa_avx512;
 
 static bool supported() {
-  if (!isa_avx512.supported()) return false;
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  constexpr unsigned kBFloat16 = 1u << 22, kTile = 1u << 24;
-  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kBFloat16) == 0 || (edx & kTile) == 0)
-    return false;
+  if (!x86().amx) return false;
   // Linux lets a process use tile registers only after a request: ARCH_REQ_XCOMP_PERM for XFEATURE_XTILEDATA.
   return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 }

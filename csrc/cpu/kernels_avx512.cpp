@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "contrast.h"
+#include "cpu/features_x86.h"
 
 #if defined(__clang__)  // clang uses 512-bit vectors for this target without being told
 #define FASTCL_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2"
@@ -19,12 +20,7 @@
 #include "cpu/kernels.inl.h"
 
 namespace fastcl {
-extern const Isa isa_avx2;
-
-static bool supported() {
-  return isa_avx2.supported() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
+static bool supported() { return x86().avx512; }
 
 extern const Isa isa_avx512;
 const Isa isa_avx512{"avx512", supported, avx512::table<avx512::Fma<float>>(), avx512::table<avx512::Fma<double>>()};

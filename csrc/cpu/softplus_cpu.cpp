@@ -77,8 +77,9 @@ void softplus_sum_backward(StableIValue* stack, uint64_t, uint64_t) {
   }
 }
 
-[[maybe_unused]] const bool registered = register_ops(
-    "CPU", {{"softplus_sum_forward", softplus_sum_forward}, {"softplus_sum_backward", softplus_sum_backward}});
+[[maybe_unused]] const bool registered =
+    register_ops("CPU", {{"softplus_sum_forward", guarded<softplus_sum_forward>},
+                         {"softplus_sum_backward", guarded<softplus_sum_backward>}});
 
 }  // namespace
 }  // namespace fastcl

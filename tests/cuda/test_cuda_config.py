@@ -13,7 +13,7 @@ from fastcl import _cuda, fallback
 
 def loaded(monkeypatch: pytest.MonkeyPatch, *, built: bool, cuda: str | None, forced: bool = False) -> str:
     """What `load` answers in another world than this one."""
-    monkeypatch.setattr(fallback, "FORCED", forced)
+    monkeypatch.setattr(fallback, "WANTED", forced)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if built else None)
     return _cuda.load.__wrapped__()

@@ -1,0 +1,91 @@
+"""Builds the sdist and the wheels of all platforms on this machine, with zig's compiler, and checks each (check.py).
+
+    python -m building.wheels [--only linux-aarch64,none] [--twice] [--output dist]
+
+Every wheel is built from the unpacked sdist, so that the sdist must be complete. The same sources give the same bytes,
+which --twice proves by a second build in another folder. The output folder then also holds SHA256SUMS.
+"""
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from building.check import problems
+from building.platforms import PLATFORMS
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = [*PLATFORMS, "none"]
+# 1980-01-01, the earliest date that a zip archive can hold; setuptools gives it to all files of a wheel.
+EPOCH = "315532800"
+
+
+def call_backend(function: str, source: Path, output: Path, platform: str = "") -> Path:
+    """Calls a hook of the build backend, as a build front end does, and returns the archive that it made."""
+    settings = {"FASTCL_PLATFORM": platform, "FASTCL_CUDA": "0", "SOURCE_DATE_EPOCH": EPOCH, "PYTHONHASHSEED": "0"}
+    code = f"from building import backend; print(backend.{function}({str(output)!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=source,
+        env=os.environ | settings,
+        text=True,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{function} {platform} failed:\n{done.stdout[-4000:]}")
+    return output / done.stdout.splitlines()[-1]
+
+
+def build(sdist: Path, platform: str, output: Path) -> Path:
+    """The wheel of a platform, built from an sdist in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(sdist) as archive:
+            archive.extractall(folder, filter="data")
+        (source,) = Path(folder).iterdir()
+        return call_backend("build_wheel", source, output, platform)
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def same_again(wheel: Path, sdist: Path, platform: str) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        return digest(build(sdist, platform, Path(folder))) == digest(wheel)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(NAMES), help="platforms, with commas between them")
+    parser.add_argument("--twice", action="store_true", help="build each wheel again, and compare the bytes")
+    parser.add_argument("--output", type=Path, default=ROOT / "dist")
+    args = parser.parse_args()
+    names = args.only.split(",")
+    if unknown := [name for name in names if name not in NAMES]:
+        parser.error(f"--only: expected names of {', '.join(NAMES)}, got {', '.join(unknown)}")
+
+    shutil.rmtree(args.output, ignore_errors=True)
+    args.output.mkdir(parents=True)
+    sdist = call_backend("build_sdist", ROOT, args.output.resolve())
+    found = []
+    for name in names:
+        wheel = build(sdist, name, args.output.resolve())
+        found += [f"{wheel.name}: {problem}" for problem in problems(wheel)]
+        if args.twice and not same_again(wheel, sdist, name):
+            found.append(f"{wheel.name}: expected the same bytes from a second build")
+        print(f"{wheel.name}  {wheel.stat().st_size / 1e6:.2f} MB", flush=True)
+    archives = sorted(path for path in args.output.iterdir())
+    (args.output / "SHA256SUMS").write_text("".join(f"{digest(path)}  {path.name}\n" for path in archives))
+    if found:
+        raise SystemExit("\n".join(found))
+
+
+if __name__ == "__main__":
+    main()
