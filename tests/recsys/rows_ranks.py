@@ -13,7 +13,7 @@ import torch
 
 from fastcl.recsys import CLRec, Interactions, SASRec, Split
 from fastcl.recsys.models.rowtable import RowTable
-from fastcl.recsys.training import loop, processes, state
+from fastcl.recsys.training import loop, processes, rowshare, state
 from fastcl.recsys.training.rowadam import RowAdam
 from fastcl.recsys.training.state import Settings
 
@@ -57,7 +57,11 @@ def trained(kind: type, data: Split, options: dict[str, Any], eps: float = 1e-6)
         losses.append(loop.epoch(run))
         run.progress = state.Progress([*run.progress.history, {"best": True}])
     rows = {name: len(table.weight) for name, table in run.optimizer.tables.items()}
-    kept = run.optimizer.row_state()
+    tables, cut = run.optimizer.tables, run.optimizer.cut_state
+    kept = {
+        key: rowshare.whole(tensor, tables[key.rpartition("/")[0]].num_embeddings) if key in cut else tensor
+        for key, tensor in run.optimizer.row_state().items()
+    }
     run.optimizer.join()
     return {"losses": losses, "weights": model.state_dict(), "rows": rows, "state": kept}
 

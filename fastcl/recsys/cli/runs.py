@@ -18,7 +18,7 @@ from fastcl.recsys.data.scoring import check_items
 from fastcl.recsys.data.source import Source
 from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.models import Model
-from fastcl.recsys.training import checkpoint, state
+from fastcl.recsys.training import checkpoint, parts, state
 
 # Fields of config.json that do not tell runs of different settings apart: versions, seed, data, machine.
 NO_SETTINGS = (
@@ -65,7 +65,8 @@ def run_folders(*folders: str) -> list[Path]:
 def inputs_of(folder: str | Path, config: Mapping[str, Any] | None = None) -> dict[str, str | Path]:
     """Description -> path of the run's own files and its data, which no output of a command may replace."""
     config = checkpoint.read_config(folder) if config is None else config
-    files = {f"{name} of the run": Path(folder) / name for name in checkpoint.FILES}
+    names = [*checkpoint.FILES, *(part.name for part in parts.found_in(Path(folder)))]
+    files = {f"{name} of the run": Path(folder) / name for name in names}
     return files | {f"the {name} of the run's data": path for name, path in Source.recorded(config).files.items()}
 
 

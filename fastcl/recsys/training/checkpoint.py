@@ -6,6 +6,7 @@
     last.safetensors   the state of the training, for `resume` (written by state.py)
     metrics.jsonl      one line per epoch (written by fit.py)
     log.json           what was sent to trackers, where there are some (written by trackers.py)
+    model-*, last-*    the rows of each process, where several processes share out a table's rows (written by parts.py)
 
 Files are replaced whole or not at all. The tensor files name the settings and the item table that they belong to.
 schema.py declares the content of the JSON files, tensorfile.py writes and reads tensors. Nothing here trains or scores.
@@ -14,7 +15,7 @@ schema.py declares the content of the JSON files, tensorfile.py writes and reads
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from fastcl.recsys import schema, writing
 from fastcl.recsys.data import Items
 from fastcl.recsys.models import MODELS, Model
 from fastcl.recsys.models.base import UserModel
-from fastcl.recsys.training import lock, tensorfile
+from fastcl.recsys.training import lock, parts, tensorfile
 from fastcl.recsys.training.modelstate import distinct, with_aliases
 from fastcl.recsys.training.tensorfile import require_safetensors as require_safetensors
 
@@ -66,9 +67,9 @@ def save(model: Model, folder: str | Path, record: Mapping[str, Any] | None = No
     weights = tensorfile.tensor_parts(distinct(model), weights_facts(model, text.identity))
     with lock.held(folder):
         check_ours(folder)
-        earlier = ("last.safetensors", "metrics.jsonl", LOG) if (folder / "config.json").exists() else ()
+        earlier = ["last.safetensors", "metrics.jsonl", LOG] if (folder / "config.json").exists() else []
         files = {"model.safetensors": weights, **text_files(text)}
-        writing.write_set(folder, files, without=earlier)
+        writing.write_set(folder, files, without=[*earlier, *(part.name for part in parts.found_in(folder))])
 
 
 def describe(model: Model, record: Mapping[str, Any]) -> Description:
@@ -113,10 +114,16 @@ def weights_facts(model: Model, belongs: str = "", epoch: int | None = None) -> 
     return {name: value for name, value in facts.items() if value}
 
 
-def save_weights(model: Model, folder: Path, belongs: str = "", epoch: int | None = None) -> None:
-    """Replaces model.safetensors alone."""
-    path = folder / "model.safetensors"
-    tensorfile.write_tensors(path, distinct(model), weights_facts(model, belongs, epoch))
+def save_weights(
+    model: Model, folder: Path, belongs: str = "", epoch: int | None = None, cut: Collection[str] = ()
+) -> None:
+    """Replaces model.safetensors and its parts alone. Every process calls this function. cut: the names of the tensors
+    of which each process has its own rows.
+    """
+    kept = distinct(model)
+    alike = {name: tensor for name, tensor in kept.items() if name not in cut}
+    rows = {name: tensor for name, tensor in kept.items() if name in cut}
+    parts.write(folder / "model.safetensors", alike, rows, weights_facts(model, belongs, epoch))
 
 
 def versions() -> dict[str, str]:
@@ -257,11 +264,17 @@ def runs_in(folder: Path) -> list[Path]:
     return [] if (folder / "config.json").exists() else several
 
 
-def read_tensors(path: Path, expected: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors on the CPU, facts) of a tensor file of a run; ValueError for another file, or for other facts than
-    `expected`.
+def read_tensors(
+    path: Path,
+    expected: Mapping[str, str],
+    cut: Collection[str] = (),
+    share: parts.Share = parts.ALL,
+    every: bool = False,
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors on the CPU, facts) of a tensor file of a run, read by `parts.read`; ValueError for another file, or for
+    other facts than `expected`.
     """
-    tensors, facts = tensorfile.read_tensors(path)
+    tensors, facts = parts.read(path, cut, share, every)
     expect(path, facts, expected)
     return tensors, facts
 
@@ -329,7 +342,8 @@ def _is_ours(path: Path) -> bool:
         if path.name == "metrics.jsonl":
             return bool(read_metrics(path.parent))
         known = ("fastcl-run-1", str(VERSION))
-        return path.name in FILES and tensorfile.read_facts(path).get("format") in known
+        known_name = path.name in FILES or parts.is_part(path.name)
+        return known_name and tensorfile.read_facts(path).get("format") in known
     except (ValueError, TypeError, OSError):
         return False
 

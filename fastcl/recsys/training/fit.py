@@ -23,7 +23,7 @@ from fastcl.recsys.data.source import Source
 from fastcl.recsys.evaluation.ranking import NotNumbers, evaluate
 from fastcl.recsys.models import Model
 from fastcl.recsys.options import at_least
-from fastcl.recsys.training import checkpoint, hooks, lock, loop, processes, state
+from fastcl.recsys.training import checkpoint, hooks, lock, loop, parts, processes, state
 from fastcl.recsys.training.hooks import OnEpoch
 from fastcl.recsys.training.loop import Run
 from fastcl.recsys.training.modelstate import distinct, with_aliases
@@ -141,8 +141,10 @@ def resume(
 ) -> list[dict[str, Any]]:
     """Goes on with the run in `folder` from its last checkpoint; `load(folder)` then gives its best model.
 
-    On the same machine with the same versions the result equals that of an uninterrupted run bit for bit; the number of
-    threads is taken from the run. A complete run is left as it is; its folder need not be writable.
+    On the same machine with the same versions and as many processes the result equals that of an uninterrupted run bit
+    for bit; the number of threads is taken from the run. Another number of processes may go on: sums are then rounded
+    in another order, and each process draws its own dropout. A complete run is left as it is; its folder need not be
+    writable.
 
     Args:
         split: the data of the run; None: read from where config.json says.
@@ -156,8 +158,9 @@ def resume(
         on_epoch: as in `fit`; called after the epochs that this call trains.
 
     Returns: all lines of metrics.jsonl, as `fit` does. Raises FileNotFoundError where there is no run or no data;
-        ValueError where a file of the run is damaged or was changed, the data or the number of processes differs from
-        the run's, or `epochs` is less than the run has; OSError where another process is training in the folder.
+        ValueError where a file of the run is damaged or was changed, the data differs from the run's, the processes
+        that began it have queues of their own and are not as many as these, or `epochs` is less than the run has;
+        OSError where another process is training in the folder.
 
     >>> resume("runs/first")  # doctest: +SKIP
     """
@@ -196,11 +199,6 @@ def go_on(
         settings = Settings.recorded(config)
         if epochs is not None:
             at_least(settings.epochs, "epochs", epochs)
-        if settings.processes != processes.count():
-            raise ValueError(
-                f"{folder}: expected the {settings.processes} processes that began it, got {processes.count()}; "
-                f"torchrun --nproc-per-node={settings.processes} -m fastcl.recsys resume {folder}"
-            )
         if split is None:
             split = Source.of_run(folder, config, data).split()
         if config.get("data_sha256") != fingerprints.fingerprint(split):
@@ -219,11 +217,12 @@ def go_on(
             parts = len(run.model.part_names)
             if len(run.progress.total) not in (0, parts) or run.progress.step >= max(run.steps, 1):
                 raise ValueError(f"{folder / state.LAST}: expected a step of an epoch of {run.steps}, and {parts} sums")
-            if epochs is not None and epochs != settings.epochs:
-                if unwritable is not None:
-                    raise unwritable
-                config = extend(run, config, epochs)
-            complete = run.progress.done(run.settings) and _published(run) is not None
+            longer = epochs is not None and epochs != settings.epochs
+            if longer and unwritable is not None:
+                raise unwritable
+        if epochs is not None and longer:
+            config = extend(run, config, epochs)
+        complete = run.progress.done(run.settings) and _published(run)
         if progress and processes.leads():
             _announce(folder, config, run)
         if processes.decided(complete):
@@ -238,8 +237,9 @@ def _train(run: Run, progress: bool, on_epoch: OnEpoch | None) -> list[dict[str,
     model, settings = run.model, run.settings
     report = progress and processes.leads()
     model.share = (processes.rank(), processes.count())
-    best = _best_weights(run)
     run.optimizer.share_out()
+    _bring_up_to_date(run)
+    best: dict[str, Tensor] = {}
     with own_random_state(model.device):
         while not run.progress.done(settings):
             epoch = len(run.progress.history) + 1
@@ -257,34 +257,42 @@ def _train(run: Run, progress: bool, on_epoch: OnEpoch | None) -> list[dict[str,
                     "best": found is None or not scores or scores[settings.metric] > found[settings.metric],
                 }
                 run.progress = state.Progress([*run.progress.history, line])
-                if line["best"]:
-                    best = {name: tensor.clone() for name, tensor in distinct(model).items()}
-                _save(run)
-                if report:
-                    _say(model.name, settings, line)
-                if hooks.stops(on_epoch, run.progress, settings):
-                    break
+            if line["best"] and run.folder is None:
+                best = {name: tensor.clone() for name, tensor in distinct(model).items()}
+            _save(run)
+            if report:
+                _say(model.name, settings, line)
+            if on_epoch is not None:
+                with run.optimizer.whole():  # the function may score with the model
+                    if hooks.stops(on_epoch, run.progress, settings):
+                        break
+    model.load_state_dict(with_aliases(model, best if run.folder is None else _best_weights(run)))
     run.optimizer.join()
-    model.load_state_dict(with_aliases(model, best))
     model.eval()
     return run.progress.history
 
 
-def _best_weights(run: Run) -> dict[str, Tensor]:
-    """The best weights of a run that goes on. Brings its other files up to last.safetensors, which is written first."""
+def _bring_up_to_date(run: Run) -> None:
+    """Brings the other files of a run that goes on up to last.safetensors, which is written first."""
     if run.folder is None or run.progress.best is None:
-        return {}
-    if run.progress.step == 0 and run.progress.history[-1]["best"]:
-        _publish(run)
-        return {name: tensor.clone() for name, tensor in distinct(run.model).items()}
+        return
+    if run.progress.step or not run.progress.history[-1]["best"]:
+        _best_weights(run)  # raises where they are not those of the best epoch
+    _publish(run)
+
+
+def _best_weights(run: Run) -> dict[str, Tensor]:
+    """The best epoch's weights in the run folder, of tables this process's rows. ValueError in all processes where
+    model.safetensors holds others.
+    """
+    assert run.folder is not None, "only a run with a folder has its best weights there"
+    path = run.folder / "model.safetensors"
+    wanted = {"model": run.model.name, "belongs": run.facts["belongs"]}
     with processes.together():
-        path = run.folder / "model.safetensors"
-        wanted = {"model": run.model.name, "belongs": run.facts["belongs"]}
-        tensors, facts = checkpoint.read_tensors(path, wanted)
+        tensors, facts = checkpoint.read_tensors(path, wanted, run.optimizer.cut_weights, parts.own_share())
         checkpoint.check_tensors(run.model, tensors, path)
         if facts.get("epoch", best_epoch(run)) != best_epoch(run):
             raise ValueError(f"{path}: expected the weights of epoch {best_epoch(run)}, got those of {facts['epoch']}")
-    _publish(run)
     return tensors
 
 
@@ -305,25 +313,26 @@ def _metrics(run: Run) -> str:
 def _publish(run: Run) -> None:
     """Writes model.safetensors and metrics.jsonl as of the last finished epoch."""
     history = run.progress.history
+    if run.folder is None or not history:
+        return
+    if run.progress.step == 0 and history[-1]["best"]:
+        belongs, cut = run.facts["belongs"], run.optimizer.cut_weights
+        checkpoint.save_weights(run.model, run.folder, belongs, history[-1]["epoch"], cut)
     with processes.together():
-        if run.folder is None or not history or not processes.leads():
-            return
-        if run.progress.step == 0 and history[-1]["best"]:
-            checkpoint.save_weights(run.model, run.folder, run.facts["belongs"], history[-1]["epoch"])
-        writing.write_text(run.folder / "metrics.jsonl", _metrics(run))
+        if processes.leads():
+            writing.write_text(run.folder / "metrics.jsonl", _metrics(run))
 
 
-def _published(run: Run) -> dict[str, Tensor] | None:
-    """The weights in model.safetensors; None unless that file and metrics.jsonl are as of the last finished epoch."""
+def _published(run: Run) -> bool:
+    """Whether model.safetensors and metrics.jsonl are as of the last finished epoch, in all processes."""
     assert run.folder is not None, "a run that goes on has a folder"
     try:
-        wanted = {"model": run.model.name, "belongs": run.facts["belongs"]}
-        tensors, facts = checkpoint.read_tensors(run.folder / "model.safetensors", wanted)
-        checkpoint.check_tensors(run.model, tensors, run.folder / "model.safetensors")
-        whole = checkpoint.read(run.folder / "metrics.jsonl") == _metrics(run).encode()
+        _best_weights(run)
+        with processes.together():
+            whole = checkpoint.read(run.folder / "metrics.jsonl") == _metrics(run).encode()
     except (ValueError, OSError):
-        return None
-    return tensors if whole and facts.get("epoch", best_epoch(run)) == best_epoch(run) else None
+        return False
+    return whole
 
 
 def _validate(run: Run) -> dict[str, float]:
@@ -358,6 +367,11 @@ def _announce(folder: Path, config: Mapping[str, Any], run: Run) -> None:
             print(f"{folder}: {text}", file=sys.stderr)
     if not run.progress.history and not run.progress.step:
         return
+    begun, count = run.settings.processes, processes.count()
+    if begun != count:
+        text = f"begun with {begun} processes, goes on with {count}"
+        why = "sums are rounded in another order, and each process draws its own dropout"
+        print(f"{folder}: {text}: the result differs, for {why}", file=sys.stderr)
     finished = f"{len(run.progress.history)} of {run.settings.epochs} epochs are finished"
     print(f"{folder}: {finished}{', the run is complete' if run.progress.done(run.settings) else ''}", file=sys.stderr)
 

@@ -40,7 +40,6 @@ class RowAdam(torch.optim.Adam):
         self.tables = {name: module for name, module in model.named_modules() if isinstance(module, RowTable)}
         self.rules: dict[str, Rule] = {}
         self._betas = Betas(*betas, eps)
-        self._loaded: Mapping[str, Tensor] = {}
         self._reads: dict[str, list[_Read]] = {name: [] for name in self.tables}
 
     def share_out(self) -> None:
@@ -50,13 +49,17 @@ class RowAdam(torch.optim.Adam):
                 continue
             if rowshare.processes.count() > 1:
                 table.weight.data = rowshare.own(table.weight.data)
-            rule = self.rules[name] = RULES[table.rule](table.weight.data, self._betas)
-            found = {key.rpartition("/")[2]: t for key, t in self._loaded.items() if key.rpartition("/")[0] == name}
-            if found:
-                for key in rule.PER_ROW:
-                    getattr(rule, key).copy_(rowshare.own(found[key]))
-                rule.standing = found
-        self._loaded = {}
+            self.rules[name] = RULES[table.rule](table.weight.data, self._betas)
+
+    @property
+    def cut_weights(self) -> set[str]:
+        """The names of the weights of which each process has its own rows."""
+        return {f"{name}.weight" for name in self.rules}
+
+    @property
+    def cut_state(self) -> set[str]:
+        """The names of what `row_state` gives of this process's rows alone; the rest is alike in all processes."""
+        return {f"{name}/{key}" for name, rule in self.rules.items() for key in rule.PER_ROW}
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -135,20 +138,19 @@ class RowAdam(torch.optim.Adam):
         self.rules = {}
 
     def row_state(self) -> dict[str, Tensor]:
-        """The state of the tables' rows, all of them, as `load_rows` takes it; empty before the first step."""
+        """The state of this process's rows of the tables, as `load_rows` takes it; empty before `share_out`."""
         found: dict[str, Tensor] = {}
         for name, rule in self.rules.items():
-            rows = self.tables[name].num_embeddings
-            found |= {f"{name}/{key}": rowshare.whole(getattr(rule, key), rows) for key in rule.PER_ROW}
+            found |= {f"{name}/{key}": getattr(rule, key) for key in rule.PER_ROW}
             found |= {f"{name}/{key}": value for key, value in rule.standing.items()}
         return found
 
     def load_rows(self, state: Mapping[str, Tensor], where: str = "rows") -> None:
-        """Takes over what `row_state` gave, of any number of processes. ValueError, which begins with `where`, for what
-        does not fit the tables.
+        """Takes over what `row_state` gave, after `share_out`. ValueError, which begins with `where`, for what does not
+        fit this process's rows of the tables.
         """
         names = {key.rpartition("/")[0] for key in state}
-        like = {f"{name}/{key}": t for name in names & self.tables.keys() for key, t in self._fresh(name).items()}
+        like = {key: tensor for key, tensor in self.row_state().items() if key.rpartition("/")[0] in names}
         odd = sorted(state.keys() ^ like.keys())
         if odd:
             raise ValueError(f"{where}: expected the state of the model's row tables, differs in {odd[0]}")
@@ -163,17 +165,14 @@ class RowAdam(torch.optim.Adam):
             if counts is None or owed is None or at is None:
                 continue
             done, settled = counts.tolist()
-            if not 0 <= settled <= int(at.min()) <= int(at.max()) <= done or owed.shape != (done - settled, 2):
+            oldest, newest = (int(at.min()), int(at.max())) if len(at) else (settled, done)
+            if not 0 <= settled <= oldest <= newest <= done or owed.shape != (done - settled, 2):
                 raise ValueError(f"{where}: {name}/counts: expected steps that fit the other tensors, got others")
-        self._loaded = state
-
-    def _fresh(self, name: str) -> dict[str, Tensor]:
-        """The state of a whole table before the first step; what is not of single rows may grow."""
-        table = self.tables[name]
-        none = RULES[table.rule](table.weight.data[:0], self._betas)
-        of_rows = {key: getattr(none, key) for key in none.PER_ROW}
-        shapes = {key: (table.num_embeddings, *tensor.shape[1:]) for key, tensor in of_rows.items()}
-        return {key: of_rows[key].new_empty(1).expand(shape) for key, shape in shapes.items()} | none.standing
+        for name in names:
+            rule = self.rules[name]
+            for key in rule.PER_ROW:
+                getattr(rule, key).copy_(state[f"{name}/{key}"])
+            rule.standing = {key: state[f"{name}/{key}"] for key in rule.standing}
 
 
 def _gradient(rows: Tensor) -> Tensor:

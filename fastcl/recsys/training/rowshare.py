@@ -34,14 +34,14 @@ def whole(own_rows: Tensor, rows: int) -> Tensor:
     count = processes.count()
     if count == 1:
         return own_rows
-    padded = own_rows.new_zeros(-(-rows // count), *own_rows.shape[1:])
-    padded[: len(own_rows)] = own_rows
-    parts = [torch.empty_like(padded) for _ in range(count)]
-    dist.all_gather(parts, padded)
     found = own_rows.new_empty(rows, *own_rows.shape[1:])
-    for rank, part in enumerate(parts):
+    for rank in range(count):  # one process's rows at a time beside the whole
         place = found[rank::count]
-        place.copy_(part[: len(place)])
+        if not place.numel():
+            continue
+        part = own_rows.contiguous() if rank == processes.rank() else torch.empty_like(place).contiguous()
+        dist.broadcast(part, src=rank)
+        place.copy_(part)
     return found
 
 

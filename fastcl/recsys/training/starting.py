@@ -17,7 +17,7 @@ import torch
 from fastcl.recsys import schema, writing
 from fastcl.recsys.data import Split, fingerprints
 from fastcl.recsys.models import Model
-from fastcl.recsys.training import checkpoint, lock, loop, processes, state, tensorfile
+from fastcl.recsys.training import checkpoint, lock, loop, parts, processes, state, tensorfile
 from fastcl.recsys.training.modelstate import distinct
 from fastcl.recsys.training.state import Settings
 
@@ -60,12 +60,14 @@ def begin(
         facts = state.facts_of(settings, data, text.identity)
     with own_random_state(model.device):
         run = loop.new_run(model, split, settings)
-        tensors = state.content(model, run.optimizer, run.progress, facts)
+        found = state.content(model, run.optimizer, run.progress, facts)
     with processes.together():
         if processes.leads():
             checkpoint.check_free(folder, force)
-            files = {state.LAST: tensorfile.tensor_parts(*tensors), **checkpoint.text_files(text)}
-            writing.write_set(folder, files, without=("model.safetensors", "metrics.jsonl", checkpoint.LOG))
+            whole = tensorfile.tensor_parts(found.tensors, found.facts)  # tables are not yet shared out
+            files = {state.LAST: whole, **checkpoint.text_files(text)}
+            earlier = [part.name for part in parts.found_in(folder)]
+            writing.write_set(folder, files, without=["model.safetensors", "metrics.jsonl", checkpoint.LOG, *earlier])
     return facts
 
 
@@ -85,11 +87,11 @@ def extend(run: loop.Run, config: dict[str, Any], epochs: int) -> dict[str, Any]
             print(f"{run.folder}: extended to {epochs} epochs; {rates}", file=sys.stderr)
     facts = json.loads(run.facts["settings"])
     run.facts = state.facts_of(run.settings, facts["data_sha256"], run.facts["belongs"])
-    tensors = state.content(run.model, run.optimizer, run.progress, run.facts)
-    if processes.leads():
-        # Each write replaces a whole file. After a kill between the two the same command comes here and repeats both.
-        tensorfile.write_tensors(run.folder / state.LAST, *tensors)
-        writing.write_text(run.folder / "config.json", json.dumps(config, indent=2) + "\n")
+    # Each write replaces a whole file. After a kill between the two the same command comes here and repeats both.
+    state.save(run.folder, run.model, run.optimizer, run.progress, run.facts)
+    with processes.together():
+        if processes.leads():
+            writing.write_text(run.folder / "config.json", json.dumps(config, indent=2) + "\n")
     return config
 
 

@@ -9,8 +9,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from fastcl.recsys.evaluation.measures import OF_RANKS, WITHOUT_K
 from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.models import Model
 from fastcl.recsys.options import above, at_least, between, one_of
-from fastcl.recsys.training import checkpoint, processes, tensorfile
+from fastcl.recsys.training import checkpoint, parts, processes, tensorfile
 from fastcl.recsys.training.modelstate import distinct
 from fastcl.recsys.training.rowadam import RowAdam
 
@@ -129,20 +130,26 @@ class Progress:
         return len(self.history) >= settings.epochs or (settings.patience is not None and late >= settings.patience)
 
 
-Content = tuple[dict[str, Tensor], dict[str, str]]
+class Content(NamedTuple):
+    """What last.safetensors holds: tensors of the whole run, this process's rows of cut ones, and facts."""
+
+    tensors: dict[str, Tensor]
+    cut: dict[str, Tensor]
+    facts: dict[str, str]
 
 
 def content(
     model: Model, optimizer: RowAdam, progress: Progress, facts: Mapping[str, str] | None = None
 ) -> Content:
-    """The tensors and facts of last.safetensors. Every process calls this function; only the first gets all tensors.
+    """The content of last.safetensors and its parts. Every process calls this function; only the first gets all
+    tensors.
 
     Learned parameters and the optimiser's state are equal in all processes. Each process has its own frozen parameters
-    (an encoder that follows another), buffers (a queue) and random states. facts: the facts of the run (`facts_of`).
+    (an encoder that follows another), buffers (a queue) and random states, and its own rows of the row tables with the
+    state of these. facts: the facts of the run (`facts_of`).
     """
     names = _learning(model, optimizer)
-    with optimizer.whole():
-        kept = distinct(model)
+    kept = distinct(model)
     tensors = {f"model/{name}": tensor for name, tensor in kept.items() if name in names}
     with_moments = []
     for name, parameter in model.named_parameters():
@@ -151,12 +158,18 @@ def content(
         if optimizer.state.get(parameter):
             with_moments.append(name)
     tensors |= {f"rows/{name}": tensor for name, tensor in optimizer.row_state().items()}
+    cut = {name: tensors.pop(name) for name in sorted(_cut(optimizer) & tensors.keys())}
     own = {f"buffer/{name}": tensor for name, tensor in kept.items() if name not in names}
     for rank, theirs in enumerate(_of_all(own | _random_states(model.device))):
         tensors |= {f"process/{rank}/{name}": tensor for name, tensor in theirs.items()}
     about = {"format": str(checkpoint.VERSION), "kind": "training", "model": model.name}
     standing = {"progress": json.dumps(vars(progress)), "moments": json.dumps(with_moments)}
-    return tensors, {**about, **standing, **(facts or {})}
+    return Content(tensors, cut, {**about, **standing, **(facts or {})})
+
+
+def _cut(optimizer: RowAdam) -> set[str]:
+    """The names in last.safetensors of the tensors of which each process has its own rows."""
+    return {f"model/{name}" for name in optimizer.cut_weights} | {f"rows/{name}" for name in optimizer.cut_state}
 
 
 def facts_of(settings: Settings, data: str, belongs: str) -> dict[str, str]:
@@ -173,26 +186,27 @@ def save(
     progress: Progress,
     facts: Mapping[str, str] | None = None,
 ) -> None:
-    """Replaces last.safetensors. Every process calls this function and the first one writes."""
-    found = content(model, optimizer, progress, facts)
-    with processes.together():
-        if processes.leads():
-            tensorfile.write_tensors(folder / LAST, *found)
+    """Replaces last.safetensors and its parts, without a second copy of the tensors in memory. Every process calls this
+    function.
+    """
+    parts.write(folder / LAST, *content(model, optimizer, progress, facts))
 
 
 def restore(
     folder: Path, model: Model, optimizer: RowAdam, expected: Mapping[str, str] | None = None
 ) -> Progress:
-    """Restores the model, the optimiser and torch's random state from last.safetensors; returns the progress.
+    """Restores the model, the optimiser and torch's random state from last.safetensors; returns the progress. Of row
+    tables each process gets its own rows, however many processes wrote them.
 
     Raises ValueError where the file is damaged, holds other facts than `expected`, or has tensors whose names, shapes
     or types differ from those of the model and its optimiser.
     """
     path = folder / LAST
     wanted = {"kind": "training", "model": model.name, **(expected or {})}
-    tensors, facts = checkpoint.read_tensors(path, wanted)
+    optimizer.share_out()
+    tensors, facts = checkpoint.read_tensors(path, wanted, _cut(optimizer), parts.own_share())
     progress = _progress(facts.get("progress", ""), f"{path}: progress")
-    own = _below(f"process/{processes.rank()}/", tensors)
+    own = _own_state(path, tensors, progress)
     names = _learning(model, optimizer)
     checkpoint.fill(model, _below("model/", tensors) | _below("buffer/", own), path)
     if not names <= set(model.state_dict()):
@@ -251,6 +265,35 @@ def _moments(
         if not (steps >= 1 and steps == int(steps)):
             raise ValueError(f"{path}: optimizer/step/{name}: expected a whole number of at least 1, got {steps}")
     return {numbers[name]: {kind: found[f"{kind}/{name}"] for kind in MOMENTS} for name in having}
+
+
+def _own_state(path: Path, tensors: Mapping[str, Tensor], progress: Progress) -> dict[str, Tensor]:
+    """What of the processes' states this process goes on with. ValueError where each had its own and their number is
+    another one.
+    """
+    count, saved = processes.count(), 0
+    while f"process/{saved}/random" in tensors:
+        saved += 1
+    own = _below(f"process/{processes.rank()}/", tensors)
+    if saved in (0, count):
+        return own
+    theirs = [_below(f"process/{rank}/buffer/", tensors) for rank in range(saved)]
+    if any(_differ(theirs[0], one) for one in theirs[1:]):
+        expected = f"expected the {saved} processes that trained it, each of which has its own queues"
+        again = f"torchrun --nproc-per-node={saved} -m fastcl.recsys resume {path.parent}"
+        raise ValueError(f"{path.parent}: {expected}, got {count}; {again}")
+    torch.manual_seed(_seed(progress))
+    return {f"buffer/{name}": tensor for name, tensor in theirs[0].items()} | {"random": torch.get_rng_state()}
+
+
+def _differ(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() != other.keys() or any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def _seed(progress: Progress) -> int:
+    """Of the rest of an epoch that other processes began: unlike in any of them."""
+    place = (len(progress.history), progress.step, processes.rank(), processes.count())
+    return int(np.random.SeedSequence(place).generate_state(1)[0])
 
 
 def _restore_random(path: Path, own: Mapping[str, Tensor], device: torch.device) -> None:

@@ -26,9 +26,15 @@ def tensor_parts(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> Ite
     """The bytes of a safetensors file of the tensors (on any device, of any strides). Its metadata holds `facts` and
     the checksum.
     """
+    return _content(tensors, facts, digest(tensors, facts))
+
+
+def _content(
+    tensors: Mapping[str, Tensor], facts: Mapping[str, str], checksum: str
+) -> Iterator[bytes | memoryview]:
     # The order of safetensors: tensors of the largest elements first, so that all tensors are aligned.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {"__metadata__": dict(sorted({**facts, "sha256": digest(tensors, facts)}.items()))}
+    header: dict[str, Any] = {"__metadata__": dict(sorted({**facts, "sha256": checksum}.items()))}
     end = 0
     for name in names:
         tensor = tensors[name]
@@ -43,22 +49,39 @@ def tensor_parts(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> Ite
         yield from _pieces(tensors[name])
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
-    """Replaces the file at `path`, without a second copy of the tensors in memory."""
-    write_parts(path, tensor_parts(tensors, facts))
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
+    """Replaces the file at `path`, without a second copy of the tensors in memory. Returns the checksum."""
+    checksum = digest(tensors, facts)
+    write_parts(path, _content(tensors, facts, checksum))
+    return checksum
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """(tensors on the CPU, facts) of a file that `write_tensors` wrote; ValueError for any other or damaged file."""
+    tensors, facts = mapped(path)
+    verify(path, tensors, facts)
+    facts.pop("sha256")
+    return tensors, facts
+
+
+def mapped(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The same with the checksum among the facts, unchecked. The tensors are the file's own bytes, in no memory until
+    they are used.
+    """
     with _open(path) as file:
         facts = _facts(path, file)
         try:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except Exception as error:  # SafetensorError shares no base class with the other errors of the library
             raise _damaged(path, error) from error
-    if facts.pop("sha256") != digest(tensors, facts):
-        raise ValueError(f"{path}: damaged, its content does not match its checksum")
     return tensors, facts
+
+
+def verify(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
+    """ValueError where the checksum of what `mapped` gave is not that of the file's content."""
+    about = {name: value for name, value in facts.items() if name != "sha256"}
+    if facts["sha256"] != digest(tensors, about):
+        raise ValueError(f"{path}: damaged, its content does not match its checksum")
 
 
 def read_facts(path: Path) -> dict[str, str]:
