@@ -65,7 +65,7 @@ def split() -> Split:
 def small(kind: type[Model], split: Split, table: str, **options: Any) -> Model:
     """In float64. MF has no setting of a table: the dense one is put in."""
     asked = {} if kind is MF else {"table": table}
-    model: Model = make(kind, split, seed=1, **SMALL[kind], **asked, **options).double()
+    model: Model = make(kind, split, seed=1, **(SMALL[kind] | asked | options)).double()
     if kind is MF and table == "dense":
         for name in ("user", "item"):
             setattr(model, name, nn.Embedding.from_pretrained(getattr(model, name).weight.detach(), freeze=False))
@@ -73,10 +73,12 @@ def small(kind: type[Model], split: Split, table: str, **options: Any) -> Model:
     return model
 
 
-def trained(model: Model, split: Split, epochs: int = 2, **options: Any) -> list[dict[str, float]]:
+def trained(
+    model: Model, split: Split, epochs: int = 2, eps: float = 1e-13, **options: Any
+) -> list[dict[str, float]]:
     """The losses of its epochs. eps is small: late steps are exact to its first order."""
     run = loop.new_run(model, split, Settings(epochs, 1e-2, **options))
-    run.optimizer = RowAdam(model, 1e-2, (0.9, 0.98), eps=1e-13)
+    run.optimizer = RowAdam(model, 1e-2, (0.9, 0.98), eps=eps)
     losses = []
     for _ in range(epochs):
         losses.append(loop.epoch(run))
@@ -108,6 +110,15 @@ def test_a_model_learns_by_rows_what_it_learns_with_whole_tables(kind: type[Mode
     table = start.item if hasattr(start.item, "weight") else start.item.id
     moved = rows.item.weight if hasattr(rows.item, "weight") else rows.item.id.weight
     assert (moved - table.weight).abs().max() > 0.02
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_loss_over_all_items_moves_all_rows(accumulate: int, split: Split) -> None:
+    dense, rows = (small(SASRec, split, table, loss="softmax", debias=0.5) for table in ("dense", "rows"))
+    # No step is late, so that eps may be large; then less of the rounding of a gradient near zero becomes a step.
+    losses = [trained(model, split, eps=1e-6, accumulate=accumulate) for model in (dense, rows)]
+    assert losses[0] == [pytest.approx(line, abs=1e-11) for line in losses[1]]
+    assert_alike(dense, rows, 1e-10)
 
 
 def test_several_batches_a_step_read_one_after_the_other(split: Split) -> None:
@@ -196,7 +207,6 @@ def test_auto_becomes_rows_where_items_are_many_and_no_step_needs_all(monkeypatc
     [
         (CLRec, {"objective": "ipw"}, "dense, for objective=ipw reads all items at each step, got rows"),
         (CLRec, {"negatives_from": "vectors", "momentum": 0.9}, "table: expected dense, for momentum reads all items"),
-        (SASRec, {}, "table: expected dense, for loss=softmax reads all items"),
         (BERT4Rec, {}, "table: expected dense, for loss=softmax reads all items"),
         (CLRec, {"table_rate": 0.0}, "table_rate: expected a finite number above 0, got 0.0"),
         (CLRec, {"table_rule": "sgd"}, "table_rule: expected one of adam, rowwise-adagrad, got 'sgd'"),
@@ -267,4 +277,5 @@ def test_curves_on_real_data_are_those_of_whole_tables(kind: type[Model], seed: 
         lines = fit(make(kind, split, seed=seed, table=table, **options), split, epochs=4, seed=seed, progress=False)
         curves.append([line["ndcg@10"] for line in lines])
     assert curves[0] == pytest.approx(curves[1], abs=3e-4)
-    assert max(curves[0]) > 0.03
+    by_chance = sum(1 / np.log2(np.arange(2, 12))) / len(split.items)
+    assert max(curves[0]) > 20 * by_chance  # the curves are of models that learn

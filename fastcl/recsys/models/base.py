@@ -17,6 +17,8 @@ from fastcl.recsys.data.scoring import check_items, frozen, item_table
 from fastcl.recsys.settings import with_settings
 from fastcl.recsys.showing import brief
 
+Reads = Sequence[tuple[nn.Embedding, Tensor | None]]
+
 
 def inner_products(queries: Tensor, table: Tensor) -> Tensor:
     """[B, D] or [B, K, D] and [I, D] -> [B, I]: inner products, for K vectors per history the largest of the K.
@@ -100,14 +102,16 @@ class Model(nn.Module, ABC):
     def steps(self, train: Histories) -> int:
         """The number of batches in an epoch."""
 
-    def reads(self, batch: Any) -> Sequence[tuple[nn.Embedding, Tensor]]:
+    def reads(self, batch: Any) -> Reads:
         """Of a model with tables of rows (`RowTable`): which rows of which table `loss` looks up for this batch, int64
-        [n] in any order, repeated or not; more than these is allowed, less is an error. Other tables are passed over.
+        [n] in any order, repeated or not; more than these is allowed, less is an error. None in place of rows: all, of
+        which each process gets its own in `RowTable.own`; every process then computes the loss, also of a batch without
+        targets. Other tables are passed over.
         """
         return ()
 
-    def reads_after(self, batch: Any) -> Sequence[tuple[nn.Embedding, Tensor]]:
-        """The same of `after_step`."""
+    def reads_after(self, batch: Any) -> Reads:
+        """The same of `after_step`, of which no row has a gradient."""
         return ()
 
     def targets(self, batch: Any) -> int:

@@ -18,7 +18,7 @@ from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.models.base import Model
 from fastcl.recsys.models.batching import Packed, Spans, batch_count, batched, newest, pack, windows
 from fastcl.recsys.models.layers import GELU, Dropout, PostBlock, seeded, short_normal
-from fastcl.recsys.models.losses import ITEM_LOSSES, Scored, scored
+from fastcl.recsys.models.losses import ITEM_LOSSES, Every, Scored, scored
 from fastcl.recsys.models.rowtable import (
     RATE_MEANING,
     RULE_MEANING,
@@ -171,7 +171,7 @@ class BERT4Rec(Model):
     def _scored(self) -> Scored:
         bias = self.bias
         if isinstance(bias, RowTable):
-            every = self.item.weight[1:-1], bias.weight[1:, 0]
+            every = Every(self.item.weight[1:-1], bias.weight[1:, 0])
             return Scored(len(self.items), self.item, lambda item: bias(item)[:, 0], lambda: every)
         return scored(self.item.weight[:-1], bias[1:])
 

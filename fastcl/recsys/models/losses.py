@@ -15,28 +15,37 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fastcl
+import fastcl.distributed
 from fastcl.recsys.data import Histories
 from fastcl.recsys.models.batching import Unclicked, drawing, log_shares
 
 Draw = Callable[[np.ndarray], np.ndarray]  # the row of `train` of each of a batch's positions [n] -> int64 items
 
 
+class Every(NamedTuple):
+    """All items, or those of this process where several share them out."""
+
+    rows: Tensor  # [C, D]
+    bias: Tensor  # [C]
+    ids: Tensor | None = None  # int64 [C], rising; None: the items 1..I
+
+
 class Scored(NamedTuple):
     """The items 1..I as a loss sees them: `rows` and `bias` look items up, int64 [n] -> [n, D] and [n], the bias joins
-    the logits; `every` gives those of all items, [I, D] and [I].
+    the logits; `every` gives those of all items.
     """
 
     total: int  # I
     rows: Callable[[Tensor], Tensor]
     bias: Callable[[Tensor], Tensor]
-    every: Callable[[], tuple[Tensor, Tensor]]
+    every: Callable[[], Every]
     log_share: Tensor | None = None  # [I], log of each item's share of the clicks, where a loss draws by it
 
 
 def scored(table: Tensor, bias: Tensor, log_share: Tensor | None = None) -> Scored:
     """Of a whole table [I+1, D], with padding in row 0, and a bias [I] of the items 1..I."""
     rows = functools.partial(F.embedding, weight=table)
-    return Scored(len(bias), rows, lambda item: bias[item - 1], lambda: (table[1:], bias), log_share)
+    return Scored(len(bias), rows, lambda item: bias[item - 1], lambda: Every(table[1:], bias), log_share)
 
 
 class ItemLoss(NamedTuple):
@@ -53,9 +62,14 @@ class ItemLoss(NamedTuple):
 
 
 def full_softmax(hidden: Tensor, items: Scored, target: Tensor, negative: Tensor) -> Tensor:
-    """Cross-entropy over the whole item table; reads no negatives."""
-    table, bias = items.every()
-    return fastcl.linear_cross_entropy(hidden, table, target - 1, linear_bias=bias)
+    """Cross-entropy over the whole item table; reads no negatives. Several processes that share out the table compute
+    it together, each the mean over its own positions (0 over none).
+    """
+    rows, bias, ids = items.every()
+    if ids is None:
+        return fastcl.linear_cross_entropy(hidden, rows, target - 1, linear_bias=bias)
+    loss = fastcl.distributed.sharded_cross_entropy(hidden, rows, target, ids=ids, bias=bias, reduction="none")
+    return loss.sum() / max(1, len(loss))
 
 
 def sampled_softmax(hidden: Tensor, items: Scored, target: Tensor, negative: Tensor) -> Tensor:

@@ -32,7 +32,8 @@ class Held(NamedTuple):
 
 class RowTable(nn.Embedding):
     """weight [rows, dim], drawn from N(0, std^2). While a model trains, lookups find the rows that were fetched for the
-    batch (`held`), and these have the gradient; at all other times they find `weight`.
+    batch (`held`), and these have the gradient; at all other times they find `weight`. A loss over all rows has those
+    of this process in `own`, with a gradient too.
 
     rule: of RULES; rate: its learning rate, as a multiple of that of other weights.
 
@@ -42,6 +43,7 @@ class RowTable(nn.Embedding):
     """
 
     held: Held | None = None
+    own: Held | None = None
 
     def __init__(
         self, rows: int, dim: int, std: float, rule: str = "adam", rate: float = 1.0, padding_idx: int | None = None

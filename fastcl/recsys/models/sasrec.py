@@ -5,7 +5,7 @@ This file holds the model alone: config, encoding, loss, batches.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.models.base import Model
+from fastcl.recsys.models.base import Model, Reads
 from fastcl.recsys.models.batching import (
     Packed,
     Spans,
@@ -26,13 +26,14 @@ from fastcl.recsys.models.batching import (
     windows,
 )
 from fastcl.recsys.models.layers import POSITIONS, CausalBlock, Dropout, seeded, short_normal
-from fastcl.recsys.models.losses import ITEM_LOSSES, Scored
+from fastcl.recsys.models.losses import ITEM_LOSSES, Every, Scored
 from fastcl.recsys.models.rowtable import (
     RATE_MEANING,
     RULE_MEANING,
     RULES,
     TABLE_MEANING,
     TABLES,
+    RowTable,
     check_table,
     chosen,
     embedding,
@@ -66,7 +67,8 @@ class SASRecConfig:
     batch: int = setting(128, "Windows in a batch.")
     loss: str = setting(
         "softmax",
-        """Training loss. "softmax": cross-entropy over all items. "popular": cross-entropy over the target and
+        """Training loss. "softmax": cross-entropy over all items, whose table and work several processes share out with
+        table "rows". "popular": cross-entropy over the target and
         `samples` items drawn by their clicks, each weighted by 1 / (samples * its chance to be drawn), an estimate of
         the former for catalogues of any size. "bce": binary cross-entropy of the next item against one item that the
         user never clicked, as in the paper.""",
@@ -128,8 +130,8 @@ class SASRec(Model):
 
     def __init__(self, items: Items, config: SASRecConfig | None = None, *, seed: int = 0, **options: Any) -> None:
         config = settled(SASRecConfig, config, options)
-        needs_all = "loss=softmax" if config.loss == "softmax" else ""
-        config = replace(config, table=chosen(config.table, len(items), needs_all))
+        table = "dense" if config.loss == "softmax" and config.table == "auto" else config.table
+        config = replace(config, table=chosen(table, len(items), ""))
         super().__init__(items, config)
         with seeded(seed):
             about = config.table_rule, config.table_rate, PAD
@@ -161,14 +163,22 @@ class SASRec(Model):
         return self.item.weight
 
     def loss(self, batch: Batch) -> Tensor:
-        hidden = self(batch.item, batch.clicks)
+        # Without a click, as a process has none of a batch that is smaller than the processes are many: no state.
+        hidden = self(batch.item, batch.clicks) if len(batch.item) else self.norm(self.item(batch.item))
         items = Scored(len(self.items), self.item, lambda item: self.bias[item - 1], self._every, self.log_share)
         return ITEM_LOSSES[self.config.loss].loss(hidden, items, batch.target, batch.negative)
 
-    def _every(self) -> tuple[Tensor, Tensor]:
-        return self.item.weight[1:], self.bias
+    def _every(self) -> Every:
+        own = self.item.own if isinstance(self.item, RowTable) else None
+        if own is None:
+            return Every(self.item.weight[1:], self.bias)
+        padding = int((own.ids[:1] == PAD).sum())
+        ids, rows = own.ids[padding:], own.rows[padding:]
+        return Every(rows, self.bias[ids - 1], ids if len(ids) < len(self.items) else None)
 
-    def reads(self, batch: Batch) -> Sequence[tuple[nn.Embedding, Tensor]]:
+    def reads(self, batch: Batch) -> Reads:
+        if self.config.loss == "softmax":
+            return [(self.item, batch.item), (self.item, None)]
         return [(self.item, ids) for ids in (batch.item, batch.target, batch.negative)]
 
     def steps(self, train: Histories) -> int:

@@ -135,7 +135,7 @@ def step(run: Run, batches: list[Any]) -> Tensor:
     for batch, weight in zip(batches, weights, strict=True):
         if optimizer.tables:
             optimizer.read(model.reads(batch))
-        if weight:
+        if weight or optimizer.shared:
             with precision:
                 parts = model.parts(batch)
                 terms = torch.stack([parts[name] for name in model.part_names])

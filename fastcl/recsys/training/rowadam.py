@@ -16,7 +16,7 @@ from fastcl.recsys.models.rowtable import Held, RowTable
 from fastcl.recsys.training import rowshare
 
 Rule = LateAdam | RowAdagrad
-Wanted = Iterable[tuple[nn.Embedding, Tensor]]
+Wanted = Iterable[tuple[nn.Embedding, Tensor | None]]  # None: all rows
 RULES: dict[str, Callable[[Tensor, Betas], Rule]] = {
     "adam": LateAdam,
     "rowwise-adagrad": lambda weight, betas: RowAdagrad(weight, betas.eps),
@@ -72,13 +72,26 @@ class RowAdam(torch.optim.Adam):
         finally:
             for name, table in self.tables.items():
                 self.rules[name].settle()
-                table.held, self._reads[name] = None, []
+                table.held, table.own, self._reads[name] = None, None, []
+
+    @property
+    def shared(self) -> bool:
+        """Whether the next loss is one that all processes compute together, since it is over rows of all of them."""
+        return rowshare.processes.count() > 1 and any(table.own is not None for table in self.tables.values())
 
     def read(self, wanted: Wanted) -> None:
         """Fetches rows (ids in any order, repeated or not) for the next loss."""
+        wanted = list(wanted)
         for name, (held, route) in self._fetched(wanted).items():
             held.rows.requires_grad_()
             self._reads[name].append(_Read(held.rows, route))
+        for name, table in self.tables.items():
+            if table.own is None and any(own is table and ids is None for own, ids in wanted):
+                self.rules[name].settle()
+                rank, count = rowshare.processes.rank(), rowshare.processes.count()
+                weight = table.weight.data
+                ids = torch.arange(len(weight), device=weight.device) * count + rank
+                table.own = Held(ids, weight.detach().requires_grad_())
 
     def look(self, wanted: Wanted) -> None:
         """Fetches rows for lookups that no gradient comes of."""
@@ -88,7 +101,7 @@ class RowAdam(torch.optim.Adam):
         asked: dict[str, list[Tensor]] = {name: [] for name in self.tables}
         for table, ids in wanted:
             for name, own in self.tables.items():
-                if own is table:
+                if own is table and ids is not None:
                     asked[name].append(ids.flatten())
         fetched = {}
         for name, parts in asked.items():
@@ -109,14 +122,21 @@ class RowAdam(torch.optim.Adam):
             if len(parts) > 1:
                 ids, place = torch.cat([ids for ids, _ in parts]).unique(return_inverse=True)
                 grad = grad.new_zeros(len(ids), grad.shape[1]).index_add_(0, place, torch.cat([g for _, g in parts]))
-            self.rules[name].step(ids, grad, self.param_groups[0]["lr"] * table.rate, scale)
+            factor = scale
+            if table.own is not None and table.own.rows.grad is not None:
+                # The gradient of a loss over all rows is the mean over the processes, that of lookups their sum.
+                count = rowshare.processes.count()
+                grad = table.own.rows.grad.index_add_(0, ids, grad, alpha=1 / count)
+                ids, factor = torch.arange(len(grad), device=grad.device), scale * count
+            self.rules[name].step(ids, grad, self.param_groups[0]["lr"] * table.rate, factor)
             self._hold_nothing(name)
 
     def _hold_nothing(self, name: str) -> None:
         """A lookup of rows that nobody has fetched is an error: they may be late, or elsewhere."""
         weight = self.tables[name].weight.data
         ids = torch.zeros(0, dtype=torch.int64, device=weight.device)
-        self.tables[name].held, self._reads[name] = Held(ids, weight[:0]), []
+        table = self.tables[name]
+        table.held, table.own, self._reads[name] = Held(ids, weight[:0]), None, []
 
     @contextmanager
     def whole(self) -> Iterator[None]:
