@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fastcl.recsys.baselines.nextitem import LOSS_MEANING, NextItem, NextItemConfig
 from fastcl.recsys.data import Histories
-from fastcl.recsys.models.losses import Scored
+from fastcl.recsys.models.losses import Every, Scored
 from fastcl.recsys.settings import setting
 
 
@@ -56,9 +56,9 @@ class Gaussian(NextItem):
         return torch.cat([y, -y.square().sum(-1, keepdim=True)], -1)
 
     def scored(self) -> Scored:
-        def every() -> tuple[Tensor, Tensor]:
+        def every() -> Every:
             y = self.every()[1:]
-            return y, -y.square().sum(-1)
+            return Every(y, -y.square().sum(-1))
 
         def bias(item: Tensor) -> Tensor:
             return -self.rows(item).square().sum(-1)
