@@ -21,6 +21,8 @@ from fastcl.recsys.data import (
     SplitReport,
     bundled,
 )
+from fastcl.recsys.data.growing import grown
+from fastcl.recsys.data.later import Later, LaterReport, later
 from fastcl.recsys.data.merging import merge
 from fastcl.recsys.data.preparing import prepare
 from fastcl.recsys.data.scoring import frozen
@@ -48,6 +50,7 @@ from fastcl.recsys.models import (
     SASRecConfig,
     register,
 )
+from fastcl.recsys.models.carrying import Padded, with_items
 from fastcl.recsys.reporting.intents import intents
 from fastcl.recsys.reporting.report import report
 from fastcl.recsys.serving.recommend import query_vectors, recommend, recommend_users, similar
@@ -74,6 +77,8 @@ __all__ = [
     "Histories",
     "Interactions",
     "Items",
+    "Later",
+    "LaterReport",
     "LeakageWarning",
     "LightGCN",
     "LightGCNConfig",
@@ -81,6 +86,7 @@ __all__ = [
     "Model",
     "MultiCLRec",
     "MultiCLRecConfig",
+    "Padded",
     "PersonalFrequency",
     "Popularity",
     "SASRec",
@@ -95,7 +101,9 @@ __all__ = [
     "export",
     "fit",
     "frozen",
+    "grown",
     "intents",
+    "later",
     "load",
     "log_to",
     "merge",
@@ -112,4 +120,5 @@ __all__ = [
     "save",
     "similar",
     "top_k",
+    "with_items",
 ]

@@ -7,22 +7,28 @@ from typing import Any
 
 import torch
 
-from fastcl.recsys.cli.runs import add_run_options, open_runs, tell
+from fastcl.recsys.cli.cold import add_items_option, on_later
+from fastcl.recsys.cli.runs import add_run_options, open_runs, repeats, tell
 from fastcl.recsys.data import Scorer, Split
 from fastcl.recsys.evaluation.cutoffs import cutoffs, cutoffs_in, parted
 from fastcl.recsys.evaluation.distance import feature_vectors
-from fastcl.recsys.evaluation.groups import GROUPS, by_group, check_groups
+from fastcl.recsys.evaluation.groups import GROUPS, apart, by_group, check_groups
 from fastcl.recsys.evaluation.measures import DISTANCE, METRICS, measure
 from fastcl.recsys.evaluation.ranking import PROTOCOLS, evaluate, metric_names, rank_cases
 from fastcl.recsys.evaluation.robustness import check_ratios, robustness
 from fastcl.recsys.reporting import tables
 from fastcl.recsys.training.threads import add_threads
 
+NEW = "new and known"  # the groups of --on
+
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("evaluate", help="test metrics of a run beside the floors")
     option = parser.add_argument
     option("folder", metavar="RUN", help="run folder")
+    text = "later interactions, such as those of the next week: each is a case, with all that its user did before it"
+    option("--on", metavar="FILE", help=f"{text} (default: the test cases of the run)")
+    add_items_option(parser)
     add_run_options(parser)
     add_metric_options(parser)
     by = f"also in groups of cases: {', '.join(GROUPS)}, or a feature of the items"
@@ -64,12 +70,20 @@ def run(args: argparse.Namespace) -> None:
     metrics, k = asked_metrics(args)
     by = tuple(part.strip() for part in args.by.split(",") if part.strip())
     ratios = _ratios(args.robustness)
+    if args.items is not None and args.on is None:
+        raise ValueError("--items: expected --on FILE with it, whose cases may be of new items")
     (found_run,), split, seen, notes = open_runs([Path(args.folder)], args)
+    model = found_run.model
+    scorer: Scorer = model
+    week = None
+    if args.on is not None:
+        scorer, week = on_later(found_run, split, args)
+        split = week.split
+        notes += [note for note in [repeats(split) if seen == "mask" else None] if note]
     check_groups(by, split.items.features)
     vectors = vectors_for(metrics, split)
     tell(notes)
-    model = found_run.model
-    scorers: dict[str, Scorer] = {**tables.floors(split, seen), model.name: model}
+    scorers: dict[str, Scorer] = {**tables.floors(split, seen), model.name: scorer}
     results: dict[str, dict[str, float]] = {}
     groups: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for name, scorer in scorers.items():
@@ -79,19 +93,25 @@ def run(args: argparse.Namespace) -> None:
             sampled = evaluate(scorer, split.test, seen=seen, protocol="pop100")
             results[name]["pop100 hr@10"] = sampled["hr@10"]
         groups[name] = by_group(found, split.test, by)
+        if week is not None:
+            groups[name] = {NEW: apart(found, week.groups), **groups[name]}
     corrupted = {n: robustness(s, split.test, ratios=ratios, k=k, seen=seen) for n, s in scorers.items() if ratios}
     if args.json:
         settings = {"run": args.folder, "k": k, "protocol": protocol, "seen": seen, "notes": notes}
+        if week is not None:
+            settings |= {"on": args.on, "counted": week.report.to_json()}
         print(json.dumps({**settings, "results": results, "by": groups, "robustness": corrupted}, indent=1))
         return
     counts = results[model.name]
     shown = [tables.result_table(results)]
-    for name in by:
+    for name in groups[model.name]:
         shown.append(tables.group_table(name, {n: g[name] for n, g in groups.items()}, f"recall@{k[0]}"))
     if corrupted:
         shown.append(_robustness_table(corrupted, f"recall@{k[0]}"))
     told = f"{counts['cases']:,} cases; {counts['unseen_targets']:,} with a target that has no train click"
     shown.append(f"{told}, {counts['repeated_targets']:,} with one that is in their own history")
+    if week is not None:
+        shown.append(f"{args.on}: {week.report}")
     print("\n\n".join(shown))
 
 

@@ -75,7 +75,7 @@ def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> Opened:
 
     ValueError where a run is named twice; where runs were trained on different data, or with different treatments of
     seen items and no --seen decides; where the data has changed since the training and no --data names it; and where
-    the split holds no test cases.
+    the split holds no test cases, unless --on names other ones.
     """
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ValueError(f"RUN: expected different folders, got {' '.join(map(str, folders))}")
@@ -98,11 +98,14 @@ def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> Opened:
     for place, other in others:
         if _digest(other) != _digest(split):
             raise ValueError(f"RUN: expected runs on the same data, got {_path(first)} and {_path(place)}")
-    if not len(split.test):
-        raise ValueError(f"{folders[0]}: trained with --split none, which holds nothing out; there is no test case")
+    on = getattr(args, "on", None) is not None
+    if not (len(split.test) or on):
+        hint = "; --on FILE has later clicks" if hasattr(args, "on") else ""
+        what = "trained with --split none, which holds nothing out; there is no test case"
+        raise ValueError(f"{folders[0]}: {what}{hint}")
     seen = args.seen or treatments[0]
     found = [note for run in runs for note in (_other_clicks(run, split, args.data), unfinished(run)) if note]
-    if seen == "mask" and (note := repeats(split)):
+    if seen == "mask" and not on and (note := repeats(split)):
         found.append(note)
     return Opened(runs, split, seen, found)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcl.recsys.data.containers import Feature, Items
+from fastcl.recsys.data.growing import grown
 from fastcl.recsys.data.reading import columns, parquet
 from fastcl.recsys.data.reading.formats import Form, dialect_of, is_parquet
 from fastcl.recsys.data.reading.header import column_of, say
@@ -55,6 +56,27 @@ def join(
     }
     titles = tuple(map(str, cells(title))) if title else items.titles
     return Items(items.ids, titles, {**items.features, **made}), len(row.keys() - set(items.ids))
+
+
+def more_items(
+    items: Items, source: Any, *, item: str, separator: str, title: str | None, form: Form, prefix: str
+) -> Items:
+    """`items` followed by the items of the table `source` that they lack; arguments as in `join`. The table has a
+    column for each feature of `items`. Raises ValueError where it has no further item.
+    """
+    table, where, column = _table(source, item, form, prefix)
+    known = set(items.ids)
+    rows = [str(cell) for cell in table[list(table)[column_of(where, list(table), "items", column, prefix)]]]
+    for name in (*items.features, *([title] if title else [])):
+        column_of(where, list(table), "items", name, prefix)
+    new = tuple(dict.fromkeys(name for name in rows if name not in known))
+    if not new:
+        raise ValueError(f"{where}: expected an item that the model lacks, got {len(rows):,} that it knows")
+    found, _ = join(
+        Items(new), source, item=item, columns_of=list(items.features), separator=separator, title=title, form=form,
+        prefix=prefix,
+    )  # fmt: skip
+    return grown(items, found)
 
 
 def _values(cell: Cell, separator: str, missing: frozenset[str]) -> list[str]:

@@ -41,7 +41,8 @@ def frozen(scorer: object) -> Iterator[None]:
     history at a time opens one around all of its calls, so that no call encodes every item again. Weights must not
     change inside a block. Blocks may be nested and held by several threads; when the last one ends, each module returns
     to the mode it had before the first one, and the item vectors are dropped. Threads that ask for the item vectors at
-    the same time wait for the one that encodes them. A scorer that is no torch.nn.Module is left as it is.
+    the same time wait for the one that encodes them. A scorer that is no torch.nn.Module is left as it is, but for one
+    that passes on the scores of another, its attribute `scorer`: then the block is of that.
 
     >>> from fastcl.recsys import Items, SASRec, frozen, recommend
     >>> model = SASRec(Items(("a", "b", "c")), dim=8, seed=0)
@@ -51,6 +52,7 @@ def frozen(scorer: object) -> Iterator[None]:
     >>> model.training
     True
     """
+    scorer = getattr(scorer, "scorer", scorer)
     if not isinstance(scorer, nn.Module):
         yield
         return

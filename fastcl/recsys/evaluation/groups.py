@@ -3,7 +3,7 @@ The cases have been ranked before; nothing here scores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,11 +53,21 @@ def by_group(found: Ranking, cases: Cases, by: Sequence[str] = tuple(GROUPS)) ->
     report: dict[str, list[dict[str, Any]]] = {}
     for name in by:
         members = _by_number(name, found, cases) if name in GROUPS else _by_value(features[name], cases)
-        report[name] = []
-        for group, rows in members:
-            inside = found.rank[rows]
-            values = {f"{m}@{cutoff}": float(OF_RANKS[m](inside, cutoff).mean()) for m in METRICS for cutoff in found.k}
-            report[name].append({"group": group, "cases": len(rows), **values})
+        report[name] = _measured(found, members)
+    return report
+
+
+def apart(found: Ranking, groups: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """The same of groups that are given as bool [T], the targets of each; empty groups are left out."""
+    return _measured(found, [(name, np.flatnonzero(inside)) for name, inside in groups.items() if inside.any()])
+
+
+def _measured(found: Ranking, members: Iterable[tuple[str, np.ndarray]]) -> list[dict[str, Any]]:
+    report = []
+    for group, rows in members:
+        inside = found.rank[rows]
+        values = {f"{m}@{cutoff}": float(OF_RANKS[m](inside, cutoff).mean()) for m in METRICS for cutoff in found.k}
+        report.append({"group": group, "cases": len(rows), **values})
     return report
 
 

@@ -5,8 +5,8 @@ no losses.
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,13 @@ def inner_products(queries: Tensor, table: Tensor) -> Tensor:
     of_each = queries.unbind(1) if queries.ndim == 3 else (queries,)
     # Computing the K products together would take K times the memory.
     return functools.reduce(torch.maximum, (query @ table.T for query in of_each))
+
+
+class NamedRows(NamedTuple):
+    """names: the ids that rows `first`, first + 1, ... of a tensor belong to."""
+
+    names: Sequence[str]
+    first: int = 1
 
 
 class Model(nn.Module, ABC):
@@ -113,6 +120,17 @@ class Model(nn.Module, ABC):
     def reads_after(self, batch: Any) -> Reads:
         """The same of `after_step`, of which no row has a gradient."""
         return ()
+
+    def named_rows(self) -> Mapping[str, NamedRows]:
+        """The tensors of the state dict that have a row for each item, user or value of a feature. A training that
+        begins with the weights of an earlier one (`fit(init=...)`) finds these rows by their names.
+        """
+        return {}
+
+    @property
+    def encodes_features(self) -> bool:
+        """Whether item vectors are made of item features too, so that an item without clicks has one (`with_items`)."""
+        return False
 
     def targets(self, batch: Any) -> int:
         """The number of terms that `loss` averages, which weighs this batch against others of the same step."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.models.base import Model
+from fastcl.recsys.models.base import Model, NamedRows
 from fastcl.recsys.models.batching import Packed, Spans, batch_count, batched, newest, pack, windows
 from fastcl.recsys.models.layers import GELU, Dropout, PostBlock, seeded, short_normal
 from fastcl.recsys.models.losses import ITEM_LOSSES, Every, Scored, scored
@@ -174,6 +174,10 @@ class BERT4Rec(Model):
             every = Every(self.item.weight[1:-1], bias.weight[1:, 0])
             return Scored(len(self.items), self.item, lambda item: bias(item)[:, 0], lambda: every)
         return scored(self.item.weight[:-1], bias[1:])
+
+    def named_rows(self) -> dict[str, NamedRows]:
+        bias = "bias.weight" if isinstance(self.bias, RowTable) else "bias"
+        return {name: NamedRows(self.items.ids) for name in ("item.weight", bias)}
 
     def reads(self, batch: Batch) -> Sequence[tuple[nn.Embedding, Tensor]]:
         items = [(self.item, ids) for ids in (batch.item, batch.target, batch.negative)]

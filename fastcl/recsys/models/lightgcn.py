@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
+from fastcl.recsys.models.base import NamedRows
 from fastcl.recsys.models.collaborative import Batch, Collaborative, CollaborativeConfig, Vectors
 from fastcl.recsys.models.layers import seeded
 from fastcl.recsys.options import at_least
@@ -210,6 +211,9 @@ class LightGCN(Collaborative):
         mean_item = torch.stack([*items, of_items.rows(which, last_users)]).mean(0)
         rows = F.embedding(user, users[0]), F.embedding(item, items[0])
         return Vectors(F.embedding(user, mean_user), F.embedding(item, mean_item), rows)
+
+    def named_rows(self) -> dict[str, NamedRows]:
+        return {"user": NamedRows(self.users, 0), "item": NamedRows(self.items.ids)}
 
     def tables(self) -> tuple[Tensor, Tensor]:
         users, items = zip(*self._walks(self.config.layers), strict=True)

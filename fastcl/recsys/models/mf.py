@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Items
+from fastcl.recsys.models.base import NamedRows
 from fastcl.recsys.models.collaborative import Batch, Collaborative, CollaborativeConfig, Vectors
 from fastcl.recsys.models.layers import seeded
 from fastcl.recsys.models.rowtable import RowTable
@@ -67,6 +68,9 @@ class MF(Collaborative):
     def reads(self, batch: Batch) -> Sequence[tuple[nn.Embedding, Tensor]]:
         items = ((self.item, batch.target), *(() if batch.negative is None else ((self.item, batch.negative),)))
         return (self.user, batch.user), *items
+
+    def named_rows(self) -> dict[str, NamedRows]:
+        return {"user.weight": NamedRows(self.users, 0), "item.weight": NamedRows(self.items.ids)}
 
     def tables(self) -> tuple[Tensor, Tensor]:
         return self.user.weight, self.item.weight

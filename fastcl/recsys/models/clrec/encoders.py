@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
+from fastcl.recsys.models.base import NamedRows
 from fastcl.recsys.models.batching import TOGETHER, Packed, Spans, prefixes, windows
 from fastcl.recsys.models.clrec.config import CLRecConfig
 from fastcl.recsys.models.layers import CausalBlock, Dropout, MultiAtt, WeightedHeads
@@ -35,6 +36,12 @@ class ItemEncoder(nn.Module):
             self.features.append(nn.EmbeddingBag(len(feature.values) + 1, width, mode="mean", padding_idx=PAD))
             # The codes are not in the state dict, since a run folder stores the item table beside the weights.
             self.register_buffer(f"codes_{nth}", torch.from_numpy(feature.codes), persistent=False)
+
+    def named_rows(self, items: Items, prefix: str) -> dict[str, NamedRows]:
+        """As `Model.named_rows`. prefix: what precedes the names of the tensors."""
+        values = enumerate(items.features.values())
+        of_features = {f"{prefix}features.{nth}.weight": NamedRows(feature.values) for nth, feature in values}
+        return {f"{prefix}id.weight": NamedRows(items.ids), **of_features}
 
     def forward(self, item: Tensor) -> Tensor:  # int64 [U] -> [U, D]
         return self.id(item) + self.described(item) if len(self.features) else self.id(item)

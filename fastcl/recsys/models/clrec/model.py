@@ -19,7 +19,7 @@ from fastcl.library import absent
 from fastcl.momentum import momentum_update
 from fastcl.negatives import NegativeQueue
 from fastcl.recsys.data import Histories, Items
-from fastcl.recsys.models.base import Model
+from fastcl.recsys.models.base import Model, NamedRows
 from fastcl.recsys.models.batching import (
     Packed,
     Spans,
@@ -34,7 +34,7 @@ from fastcl.recsys.models.batching import (
 from fastcl.recsys.models.clrec.config import CLRecConfig
 from fastcl.recsys.models.clrec.encoders import ENCODERS, FEATURES, ItemEncoder, UserEncoder
 from fastcl.recsys.models.clrec.objectives import OBJECTIVES, Pairs
-from fastcl.recsys.models.clrec.propensities import PROPENSITIES
+from fastcl.recsys.models.clrec.propensities import PROPENSITIES, Learned
 from fastcl.recsys.models.clrec.queues import SOURCES, follower
 from fastcl.recsys.models.clrec.tasks import Later, later, pick, u2u
 from fastcl.recsys.models.clrec.times import check_unit, cuts_in
@@ -172,6 +172,20 @@ class CLRec(Model):
             log_share=self.log_share,
             log_q=log_q,
         )
+
+    def named_rows(self) -> dict[str, NamedRows]:
+        found = self.item.named_rows(self.items, "item.")
+        if self.item_follower is not None:
+            found |= self.item_follower.named_rows(self.items, "item_follower.")
+        if isinstance(self.propensity, Learned):
+            ids = self.items.ids
+            found |= {"propensity.before.weight": NamedRows(ids), "propensity.after.weight": NamedRows(ids, 0)}
+            found |= {"propensity.bias": NamedRows(ids, 0)}
+        return found
+
+    @property
+    def encodes_features(self) -> bool:
+        return bool(self.items.features) and self.config.features == "everywhere"
 
     def reads(self, batch: Batch) -> Sequence[tuple[nn.Embedding, Tensor]]:
         drawn = batch.drawn

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fastcl.normalize import normalized
 from fastcl.recsys.data import Histories, Items
-from fastcl.recsys.models.base import Model
+from fastcl.recsys.models.base import Model, NamedRows
 from fastcl.recsys.models.batching import (
     TOGETHER,
     Packed,
@@ -190,6 +190,15 @@ class MultiCLRec(Model):
             "separation": config.separation * separation(cosine, intent, config.temperature),
             "balance": config.balance * balance(F.embedding(torch.cat([of_target, of_click]), log_routed)),
         }
+
+    def named_rows(self) -> dict[str, NamedRows]:
+        values = enumerate(self.items.features.values())
+        of_features = {f"item.features.{nth}.weight": NamedRows(feature.values) for nth, feature in values}
+        return {"item.id.weight": NamedRows(self.items.ids), **of_features}
+
+    @property
+    def encodes_features(self) -> bool:
+        return bool(self.items.features)
 
     def reads(self, batch: Batch) -> Sequence[tuple[nn.Embedding, Tensor]]:
         return [(self.item.id, ids) for ids in (batch.target, batch.item, self.queues.again())]

@@ -1,0 +1,39 @@
+"""What evaluate, recommend and export share about items and clicks that came after the training of a run."""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from fastcl.recsys.cli.runs import Run
+from fastcl.recsys.data import Scorer, Split
+from fastcl.recsys.data.later import Later, later
+from fastcl.recsys.data.source import Source
+from fastcl.recsys.models import Model
+from fastcl.recsys.models.carrying import Padded, check_encodes, with_items
+
+
+def add_items_option(parser: Any) -> None:
+    text = (
+        "table of items that were not in training, written like the run's item features, whose columns it has: a model "
+        "that encodes features gives them vectors"
+    )
+    parser.add_argument("--items", metavar="FILE", help=text)
+
+
+def with_new_items(model: Model, config: Mapping[str, Any], file: str | None) -> Model:
+    """The model with the items of --items; without the option the model itself. The model is asked first, so that one
+    which encodes no features is refused before the file is read.
+    """
+    if file is None:
+        return model
+    check_encodes(model)
+    return with_items(model, Source.recorded(config).more_items(model.items, file))
+
+
+def on_later(run: Run, split: Split, args: argparse.Namespace) -> tuple[Scorer, Later]:
+    """The cases of --on FILE, and the run's model as a scorer of their items."""
+    model = with_new_items(run.model, run.config, args.items)
+    source = Source.of_run(run.folder, run.config, args.data)
+    found = later(split, source.read_clicks(), source.read_clicks(args.on), model.items)
+    table = found.split.items
+    return (model if len(table) == len(model.items) else Padded(model, table)), found
