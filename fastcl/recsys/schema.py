@@ -28,6 +28,16 @@ class Config:
 
 
 @dataclasses.dataclass
+class Origin:
+    """The earlier run whose weights a training began with."""
+
+    run: str
+    sha256: str
+
+    others: ClassVar[Any] = int
+
+
+@dataclasses.dataclass
 class Recorded:
     """Further fields of config.json that commands read. "data" and "split" are checked where they are used."""
 
@@ -36,6 +46,7 @@ class Recorded:
     data_sha256: str | None = None
     test_sha256: str | None = None
     log: list[str] = dataclasses.field(default_factory=list)
+    init: Origin | None = None
 
 
 @dataclasses.dataclass
@@ -191,7 +202,8 @@ def _one_fits(value: Any, hints: Sequence[Any], where: str) -> None:
             return fits(value, hint, where)
         except ValueError:
             pass
-    words = [_WORDS.get(typing.get_origin(hint) or hint, str(hint)) for hint in hints]
+    kinds = [dict if dataclasses.is_dataclass(hint) else typing.get_origin(hint) or hint for hint in hints]
+    words = [_WORDS.get(kind, str(hint)) for kind, hint in zip(kinds, hints, strict=True)]
     raise _unexpected(where, " or ".join(words), value)
 
 

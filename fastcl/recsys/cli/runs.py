@@ -194,6 +194,8 @@ def groups_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     flat = {key: value for key, value in config.items() if key not in (*NO_SETTINGS, "config")}
+    if "init" in flat:
+        flat["init"] = f"{flat['init']['run']}@{flat['init']['sha256'][:8]}"
     # A run that names no schedule had the linear one.
     return {**config["config"], **({"schedule": "linear"} if "epochs" in flat else {}), **flat}
 

@@ -15,7 +15,7 @@ from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.models import MODELS
 from fastcl.recsys.models.base import make
 from fastcl.recsys.options import parse_settings
-from fastcl.recsys.training import checkpoint, lock, processes, trackers
+from fastcl.recsys.training import checkpoint, lock, processes, trackers, warm
 from fastcl.recsys.training.fit import go_on
 from fastcl.recsys.training.starting import begin, enough_memory, reserve
 from fastcl.recsys.training.state import METRICS, PRECISIONS, SCHEDULES, Settings, validation_metric
@@ -31,7 +31,10 @@ def add(commands: Any) -> None:
     )
     option = parser.add_argument
     add_data_options(parser)
-    option("--model", choices=list(MODELS), required=True, help="the model; fastcl models tells what each is")
+    of_models = "the model; fastcl models tells what each is (default: that of --init)"
+    option("--model", choices=list(MODELS), help=of_models)
+    text = "earlier run whose weights this one begins with, by ids; its model and settings are the defaults"
+    option("--init", metavar="RUN", help=text)
     option("--epochs", type=int, default=20, help="passes over the train rows, at most (default: %(default)s)")
     option("--patience", type=int, metavar="N", help="stop after N epochs without a better one (default: never)")
     metric = "validation metric that decides which epoch is the best, such as recall@20 or auc (default: %(default)s)"
@@ -43,8 +46,8 @@ def add(commands: Any) -> None:
     option("--seed", default="0", help=seeds)
     settings = "settings of the model, which `fastcl models NAME` lists with their defaults and meanings"
     option("--set", nargs="+", action="extend", default=[], metavar="key=value", help=settings)
-    seen = "mask: rank no item of the history; keep: rank them too, for data with repeats (default: %(default)s)"
-    option("--seen", choices=SEEN, default="mask", help=seen)
+    seen = "mask: rank no item of the history; keep: rank them too, for data with repeats (default: as --init, or mask)"
+    option("--seen", choices=SEEN, help=seen)
     option("--precision", choices=PRECISIONS, default="float32", help="type of the loss (default: %(default)s)")
     option("--accumulate", type=int, default=1, metavar="N", help="batches in an optimiser step (default: %(default)s)")
     option("--device", choices=["cpu", "cuda"], default="cpu", help="where to train (default: %(default)s)")
@@ -61,8 +64,13 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    earlier = None if args.init is None else checkpoint.read_config(args.init)
+    if args.model is None and earlier is None:
+        raise ValueError(f"--model: expected one of {', '.join(MODELS)}, or --init RUN, got neither")
+    args.model = args.model or (earlier or {})["model"]
+    args.seen = args.seen or (earlier or {}).get("seen", "mask")
     model_class = MODELS[args.model]
-    options = parse_settings(model_class.Config, args.set)
+    options = _settings_of(earlier, args.model) | parse_settings(model_class.Config, args.set)
     lr = model_class.Config(**options).lr if args.lr is None else args.lr
     seeds = whole_numbers("--seed", args.seed, low=0)
     if len(set(seeds)) < len(seeds):
@@ -95,9 +103,19 @@ def run(args: argparse.Namespace) -> None:
         for folder, each in zip(folders, settings, strict=True):
             with processes.together(), enough_memory():
                 model = make(model_class, split, seed=each.seed, **options).to(device)
-            begin(model, split, each, folder, args.force, record)
+                origin = {} if args.init is None else {"init": warm.start(model, args.init)}
+                if origin and processes.leads():
+                    tell([f"{folder} {warm.told(origin['init'])}"])
+            begin(model, split, each, folder, args.force, record | origin)
         for folder in folders:
             print_result(folder, go_on(folder, split, on_epoch=trackers.all_of(args.log, folder)), args.json)
+
+
+def _settings_of(config: dict[str, Any] | None, model: str) -> dict[str, Any]:
+    """The settings in an earlier run's config.json; none where it is of another model, which `warm.start` refuses."""
+    if config is None or config["model"] != model:
+        return {}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in config["config"].items()}
 
 
 def _check_free(out: Path, folders: list[Path], force: bool) -> None:

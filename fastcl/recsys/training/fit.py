@@ -23,7 +23,7 @@ from fastcl.recsys.data.source import Source
 from fastcl.recsys.evaluation.ranking import NotNumbers, evaluate
 from fastcl.recsys.models import Model
 from fastcl.recsys.options import at_least
-from fastcl.recsys.training import checkpoint, hooks, lock, loop, parts, processes, state
+from fastcl.recsys.training import checkpoint, hooks, lock, loop, parts, processes, state, warm
 from fastcl.recsys.training.hooks import OnEpoch
 from fastcl.recsys.training.loop import Run
 from fastcl.recsys.training.modelstate import distinct, with_aliases
@@ -55,6 +55,7 @@ def fit(
     accumulate: int = 1,
     save_every: float = 600.0,
     force: bool = False,
+    init: str | Path | None = None,
     record: Mapping[str, Any] | None = None,
     on_epoch: OnEpoch | None = None,
     progress: bool = True,
@@ -84,6 +85,10 @@ def fit(
             `accumulate` times as large. A loss with in-batch negatives (CLRec) is averaged over the batches, each with
             its own negatives, so that only `batch` changes the number of negatives.
         save_every: seconds between two checkpoints within an epoch, >= 0.
+        init: run folder of an earlier training of the same kind of model, whose weights this one begins with: rows of
+            items, users and feature values by their names, all others as they are. New items begin with the mean of the
+            rows of earlier items that share a feature value, or as they were drawn. Queues and the optimiser's moments
+            begin empty. config.json records the run and the SHA-256 of its weights.
         record: further fields of config.json, such as the path and options of the data.
         on_epoch: a function that gets an `Epoch` after each epoch, when the run folder holds it. The model has the
             weights of that epoch then. Where the function returns True, the training ends as after a last epoch, and
@@ -95,7 +100,9 @@ def fit(
         the model's loss has several), recall@10, ndcg@10 and `metric` (of validation, if any), seconds (of training
         alone), best (whether the epoch is the best so far).
 
-    Raises FloatingPointError when the loss stops being finite; ValueError for a bad option, a split with other items
+    Raises what `load` raises for `init`, and ValueError where that run is of another model, differs in a setting that
+    gives weights their meaning (`fastcl.recsys.models.carrying.MAY_DIFFER` lists the others) or in the features;
+    FloatingPointError when the loss stops being finite; ValueError for a bad option, a split with other items
     than the model's, or one in which no user has two train clicks, so that there is no target to train on.
 
     >>> from fastcl.recsys import SASRec, bundled
@@ -119,6 +126,10 @@ def fit(
                 device=model.device.type,
             )
             loop.check(model, split, settings)
+            if init is not None:
+                record = {**(record or {}), "init": warm.start(model, init)}
+                if progress and processes.leads():
+                    print(f"{model.name} {warm.told(record['init'])}", file=sys.stderr)
             alike = alike_facts(model, split, settings)
             if out is not None:
                 reserve(stack, Path(out), force)
