@@ -9,7 +9,7 @@ from typing import Any
 from fastcl.recsys.data.interactions import OF_ITEMS
 from fastcl.recsys.data.reading.formats import FORMATS, Options
 from fastcl.recsys.data.source import BUNDLED, FEATURES, FILES, READ, STDIN, Source
-from fastcl.recsys.data.splits import HOW, TARGETS, TIES
+from fastcl.recsys.data.splits import ITEMS, TARGETS, TIES, WAYS
 from fastcl.recsys.options import at_least
 
 
@@ -71,11 +71,14 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     add_read_options(parser)
     option = parser.add_argument
     text = (
-        "what is held out for validation and test: each user's last two rows, all rows from --at on, or nothing "
-        "(default: %(default)s)"
+        "what is held out for validation and test: each user's last two rows, all rows from --at on, whole items, or "
+        "nothing (default: %(default)s)"
     )
-    option("--split", choices=tuple(HOW), default="last-one", help=text)
-    text = "time from which --split time holds out: a number in the unit of the data's times, or a date: 2017-10-01"
+    option("--split", choices=WAYS, default="last-one", help=text)
+    text = (
+        "time from which --split time holds out: a number in the unit of the data's times, or a date: 2017-10-01; "
+        "share of the items that --split items holds out (default: 0.1)"
+    )
     option("--at", metavar="TIME", help=text)
     text = "order of a user's rows at equal times: that of the file, or a random one (default: %(default)s)"
     option("--ties", choices=TIES, default="input", help=text)
@@ -117,8 +120,9 @@ def _split_of(args: argparse.Namespace) -> dict[str, Any]:
             raise ValueError(f"{name}: expected --test FILE with it, got none")
     if args.test and (args.split != "last-one" or args.at is not None or args.ties != "input"):
         raise ValueError("--test: expected no --split, --at or --ties beside files that are split already")
-    if args.split_seed != 0 and args.ties != "random" and not args.hold_out:
-        raise ValueError(f"--split-seed: expected --ties random or --hold-out with it, got {args.split_seed} alone")
+    if args.split_seed != 0 and args.ties != "random" and args.split != ITEMS and not args.hold_out:
+        what = "--ties random, --split items or --hold-out"
+        raise ValueError(f"--split-seed: expected {what} with it, got {args.split_seed} alone")
     return {"how": args.split, "at": args.at, "ties": args.ties, "seed": args.split_seed}
 
 

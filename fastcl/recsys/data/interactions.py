@@ -190,10 +190,14 @@ class Interactions:
                 interaction before `at`, taken from train, is the validation target where the user has at least 2. The
                 report counts what is no case: later rows of the test period, and users without a row before `at`. It
                 also counts the targets that train never shows, which stay cases.
+            "items": a share of the items is held out as a whole. A user's last interaction with a held-out item is the
+                test target, with the user's interactions with other items before it as history; of the rest a user's
+                last one of at least 3 validates. It measures what a model makes of items without a click.
             "none": every row trains, for the last training before serving. There are no validation or test cases: `fit`
                 keeps the last epoch, and nothing can be evaluated.
         at: the cut of "time": a number in the unit of the times, or an ISO date where the times are seconds,
-            milliseconds, microseconds or nanoseconds since 1970.
+            milliseconds, microseconds or nanoseconds since 1970. The share of the items that "items" holds out, drawn
+            with `seed`; None: a tenth.
         ties: the order of a user's rows at equal times: "input" keeps that of the source, "random" draws one with
             `seed`. Where ties are many, a model learns the order of the file (by item id, for example) as if it were
             behaviour.

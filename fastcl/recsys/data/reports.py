@@ -240,7 +240,8 @@ def _counts(lengths: np.ndarray, item: np.ndarray, times_: np.ndarray | None, un
 class SplitReport:
     """What a split holds out and what it cannot use.
 
-    how: "last-one", "time", "none" or "files". at: the cut of "time", in the unit of the times. ties, seed: as given.
+    how: "last-one", "time", "items", "none" or "files". at: the cut of "time", in the unit of the times, or the share
+        of "items". ties, seed: as given.
     train_rows, valid_cases, test_cases: sizes. not_evaluated: users without a test case.
     held_out_unused: rows held out of train that are no target (a user's rows after the first one).
     unseen_targets: test targets that train never shows.
@@ -276,9 +277,10 @@ class SplitReport:
             f"split {self.how}{cut}: {self.train_rows:,} train rows, {self.valid_cases:,} validation cases, "
             f"{self.test_cases:,} test cases"
         ]
+        rest = "before the last one" if self.how == "items" else "after the first one"
         facts = (
             (self.not_evaluated, "users have no test case"),
-            (self.held_out_unused, "rows are held out without being a target (a user's rows after the first one)"),
+            (self.held_out_unused, f"rows are held out without being a target (a user's rows {rest})"),
             (self.unseen_targets, "test targets never occur in train"),
             (self.repeated_targets, "test targets are in their user's history: sure misses unless seen items are kept"),
             (self.later_in_train or 0, "test targets are earlier than some row of train, which leaks the future"),

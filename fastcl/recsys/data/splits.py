@@ -1,5 +1,5 @@
-"""Splits of a log: which rows train, validate and test. Every split is, for each user, a number of rows that train, a
-number that validate behind them, and a number that test.
+"""Splits of a log: which rows train, validate and test. Every split but that of whole items (items_split.py) is, for
+each user, a number of rows that train, a number that validate behind them, and a number that test.
 
 No row is dropped silently: the split's report counts the rows that neither train nor are a target.
 """
@@ -14,6 +14,7 @@ import numpy as np
 
 from fastcl.recsys.data.blocks import ranges
 from fastcl.recsys.data.containers import Cases, Histories, Items, Split
+from fastcl.recsys.data.items_split import by_items
 from fastcl.recsys.data.reading import times
 from fastcl.recsys.data.reports import SplitReport
 from fastcl.recsys.data.views import Views
@@ -73,6 +74,9 @@ HOW: dict[str, Callable[[Histories, Any], tuple[np.ndarray, float | None]]] = {
     "none": nothing,
 }
 
+ITEMS = "items"  # the one split whose parts are no beginnings and ends of a user's rows
+WAYS = (*HOW, ITEMS)
+
 
 def split(
     items: Items, users: Sequence[str], log: Histories, how: str, at: Any, ties: str, seed: int,
@@ -82,12 +86,14 @@ def split(
     check(how, ties, seed)
     if ties == "random":
         log = shuffle_ties(log, seed)
+    if how == ITEMS:
+        return by_items(items, users, log, at, ties, seed)
     count, cut = HOW[how](log, at)
     return from_parts(items, users, log, count, how=how, at=cut, ties=ties, seed=seed, pack=pack)
 
 
 def check(how: str, ties: str, seed: int) -> None:
-    one_of(HOW, "how", how)
+    one_of(WAYS, "how", how)
     one_of(TIES, "ties", ties)
     at_least(0, "seed", seed)
 

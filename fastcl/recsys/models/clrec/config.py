@@ -81,6 +81,11 @@ class CLRecConfig:
         negatives (the paper's Table 6).""",
         ("everywhere", "clicks"),
     )
+    id_dropout: float = setting(
+        0.0,
+        """Share of the items of a batch that are encoded by their features alone, drawn anew for each batch, so that
+        features learn to stand for items without clicks. Needs features everywhere.""",
+    )
     samples: int = setting(64, 'Items that objective "negative_sampling" draws for each pair.')
     propensity: str = setting(
         "popularity",
@@ -110,10 +115,12 @@ class CLRecConfig:
             at_least(1, name, getattr(self, name))
         queued = self.negatives_from != "batch" and (self.objective == "clrec" or "u2u" in self.tasks)
         at_least(self.batch + 1 if queued else 1, "negatives", self.negatives)
-        for name in ("dropout", "momentum"):
+        for name in ("dropout", "momentum", "id_dropout"):
             between(0.0, 1.0, name, getattr(self, name))
         if self.momentum and not (queued and ("u2u" in self.tasks or self.negatives_from == "vectors")):
             raise ValueError(f"momentum: expected 0 where no vectors are queued, got {self.momentum}")
+        if self.id_dropout and self.features != "everywhere":
+            raise ValueError(f"id_dropout: expected 0 with features={self.features}, got {self.id_dropout}")
         for name in ("temperature", "weight_limit", "lr"):
             above(0.0, name, getattr(self, name))
         check_table(self.table_rate)

@@ -24,8 +24,9 @@ class ItemEncoder(nn.Module):
     without a value adds zeros.
     """
 
-    def __init__(self, items: Items, dim: int, id_table: nn.Embedding) -> None:
+    def __init__(self, items: Items, dim: int, id_table: nn.Embedding, id_dropout: float = 0.0) -> None:
         super().__init__()
+        self.id_dropout = id_dropout
         count = len(items.features)
         if count > dim:
             raise ValueError(f"dim: expected at least the number of item features ({count}), got {dim}")
@@ -44,7 +45,11 @@ class ItemEncoder(nn.Module):
         return {f"{prefix}id.weight": NamedRows(items.ids), **of_features}
 
     def forward(self, item: Tensor) -> Tensor:  # int64 [U] -> [U, D]
-        return self.id(item) + self.described(item) if len(self.features) else self.id(item)
+        found = self.id(item)
+        if self.training and self.id_dropout:
+            # Not scaled: a dropped id leaves what a new item has.
+            found = found * (torch.rand(len(item), 1, device=found.device) >= self.id_dropout)
+        return found + self.described(item) if len(self.features) else found
 
     def described(self, item: Tensor) -> Tensor:
         """[U, D], the part of the vectors that the features add."""

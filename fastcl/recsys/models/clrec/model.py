@@ -89,10 +89,12 @@ class CLRec(Model):
         needs_all = f"objective={config.objective}" if objective.every else "momentum" if config.momentum else ""
         config = replace(config, table=chosen(config.table, len(items), needs_all))
         super().__init__(items, config)
+        if config.id_dropout and not items.features:
+            raise ValueError(f"id_dropout: expected 0 for items without features, got {config.id_dropout}")
         self.objective = objective
         with seeded(seed):
             ids = embedding(config.table, len(items) + 1, config.dim, config.table_rule, config.table_rate)
-            self.item = ItemEncoder(items, config.dim, ids)
+            self.item = ItemEncoder(items, config.dim, ids, config.id_dropout)
             self.user = ENCODERS[config.encoder](config)
             glorot_normal(self)
             self.propensity = PROPENSITIES[config.propensity](len(items)) if self.objective.weighs else None
