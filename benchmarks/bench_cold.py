@@ -6,8 +6,8 @@ FOLDER holds the Amazon data (amazon/Toys_and_Games with its attributes); the pu
 items is held out as a whole (`split("items")`); CLRec trains without their clicks, and `with_items` encodes them by
 their features. Each test target is ranked among the held-out items alone, which is the question of a launch, and among
 all items. Beside the models stand chance (random scores) and the popularity of the features: the mean clicks of the
-trained items that share a feature value. The recall of the validation cases, whose items are trained, shows what the training
-with ids left out (`id_dropout`) costs there. Writes results/cold.json.
+trained items that share a feature value. The recall of the validation cases, whose items are trained, shows what the
+training with ids left out (`id_dropout`) costs there. Writes results/cold.json.
 """
 
 import argparse
@@ -24,20 +24,10 @@ import torch
 from benchmarks.common import RESULTS, hardware, write_json
 from benchmarks.sources import timed
 from fastcl.recsys import CLRec, Histories, Interactions, Scorer, bundled, evaluate, fit, with_items
-from fastcl.recsys.models.carrying import of_features
+from fastcl.recsys.models.carrying import Among, of_features
 
 TOYS, PURCHASES = "amazon/Toys_and_Games", "bundled:purchases"
 SHARES = (0.0, 0.5)
-
-
-class Among:
-    """The scores of another scorer, of the marked items alone."""
-
-    def __init__(self, scorer: Scorer, allowed: np.ndarray) -> None:
-        self.scorer, self.allowed = scorer, torch.from_numpy(allowed)
-
-    def scores(self, histories: Histories) -> torch.Tensor:
-        return self.scorer.scores(histories).masked_fill(~self.allowed, -torch.inf)
 
 
 class Chance:

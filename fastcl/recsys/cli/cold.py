@@ -4,12 +4,18 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import torch
+
 from fastcl.recsys.cli.runs import Run
 from fastcl.recsys.data import Scorer, Split
 from fastcl.recsys.data.later import Later, later
 from fastcl.recsys.data.source import Source
+from fastcl.recsys.data.splits import ITEMS
+from fastcl.recsys.evaluation.floors import Popularity
+from fastcl.recsys.evaluation.ranking import evaluate
 from fastcl.recsys.models import Model
-from fastcl.recsys.models.carrying import Padded, check_encodes, with_items
+from fastcl.recsys.models.carrying import Among, Padded, check_encodes, of_features, with_items
 
 
 def add_items_option(parser: Any) -> None:
@@ -28,6 +34,37 @@ def with_new_items(model: Model, config: Mapping[str, Any], file: str | None) ->
         return model
     check_encodes(model)
     return with_items(model, Source.recorded(config).more_items(model.items, file))
+
+
+def scorer_of(model: Model, split: Split) -> Scorer:
+    """The model as a scorer of the split's test cases. Where whole items are held out and the model encodes features,
+    it takes items without a train click as new ones.
+    """
+    if holds_out_items(split) and model.encodes_features:
+        return with_items(model, split.items, split.counts)
+    return model
+
+
+def holds_out_items(split: Split) -> bool:
+    return split.report is not None and split.report.how == ITEMS
+
+
+def among_new(scorers: Mapping[str, Scorer], split: Split, k: tuple[int, ...]) -> dict[str, dict[str, float]]:
+    """Recall of each scorer where each target is ranked among the items without a train click alone; beside them that
+    of random scores ("chance"), and of the mean clicks of the items that share a feature value.
+    """
+    new = np.append(False, split.counts[1:] == 0)
+    which = np.flatnonzero(new)
+    clicks = torch.from_numpy(split.counts)[1:, None]
+    means, _ = of_features(clicks, split.items, split.items, which, ~new)
+    popularity = np.zeros(len(new))
+    popularity[which] = means[:, 0].numpy()
+    found: dict[str, dict[str, float]] = {"chance": {f"recall@{n}": min(1.0, n / len(which)) for n in k}}
+    of_values = {"popularity of the features": Popularity(popularity, split.items)} if split.items.features else {}
+    for name, scorer in {**of_values, **scorers}.items():
+        measured = evaluate(Among(scorer, new), split.test, k=k, metrics=("recall",))
+        found[name] = {column: measured[column] for column in found["chance"]}
+    return found
 
 
 def on_later(run: Run, split: Split, args: argparse.Namespace) -> tuple[Scorer, Later]:

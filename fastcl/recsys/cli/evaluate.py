@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fastcl.recsys.cli.cold import add_items_option, on_later
+from fastcl.recsys.cli.cold import add_items_option, among_new, holds_out_items, on_later, scorer_of
 from fastcl.recsys.cli.runs import add_run_options, open_runs, repeats, tell
 from fastcl.recsys.data import Scorer, Split
 from fastcl.recsys.evaluation.cutoffs import cutoffs, cutoffs_in, parted
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("--items: expected --on FILE with it, whose cases may be of new items")
     (found_run,), split, seen, notes = open_runs([Path(args.folder)], args)
     model = found_run.model
-    scorer: Scorer = model
+    scorer = scorer_of(model, split)
     week = None
     if args.on is not None:
         scorer, week = on_later(found_run, split, args)
@@ -96,16 +96,22 @@ def run(args: argparse.Namespace) -> None:
         if week is not None:
             groups[name] = {NEW: apart(found, week.groups), **groups[name]}
     corrupted = {n: robustness(s, split.test, ratios=ratios, k=k, seen=seen) for n, s in scorers.items() if ratios}
+    new = among_new(scorers, split, k) if week is None and holds_out_items(split) else None
     if args.json:
         settings = {"run": args.folder, "k": k, "protocol": protocol, "seen": seen, "notes": notes}
         if week is not None:
             settings |= {"on": args.on, "counted": week.report.to_json()}
+        if new is not None:
+            settings["cold"] = {"items": int((split.counts[1:] == 0).sum()), "results": new}
         print(json.dumps({**settings, "results": results, "by": groups, "robustness": corrupted}, indent=1))
         return
     counts = results[model.name]
     shown = [tables.result_table(results)]
     for name in groups[model.name]:
         shown.append(tables.group_table(name, {n: g[name] for n, g in groups.items()}, f"recall@{k[0]}"))
+    if new is not None:
+        count = int((split.counts[1:] == 0).sum())
+        shown.append(f"among the {count:,} items without a train click:\n{tables.result_table(new)}")
     if corrupted:
         shown.append(_robustness_table(corrupted, f"recall@{k[0]}"))
     told = f"{counts['cases']:,} cases; {counts['unseen_targets']:,} with a target that has no train click"

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fastcl.recsys.cli.cold import add_items_option, with_new_items
 from fastcl.recsys.cli.runs import Run, inputs_of, tell, unfinished
 from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.data.reading.formats import refuse_unused
@@ -33,6 +34,7 @@ def add(commands: Any) -> None:
     option("-k", type=int, default=10, help="length of the lists whose recall is measured (default: %(default)s)")
     option("--seed", type=int, default=0, help="seed of the sample of queries (default: %(default)s)")
     option("-o", "--out", metavar="FOLDER", required=True, help="folder to write to")
+    add_items_option(parser)
     add_threads(parser)
     option("--json", action="store_true", help="one JSON document on stdout: the content of export.json")
     parser.set_defaults(run=run, names={"format": "--queries", "columns": "--queries"})
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
         refuse_unused({**given, "--seed": (args.seed, 0)}, "expected --to faiss with it")
     config = checkpoint.read_config(args.folder)
     check_folder("-o", args.out, FILES, {"--queries": args.queries, **inputs_of(args.folder, config)})
-    model = checkpoint.load(args.folder)
+    model = with_new_items(checkpoint.load(args.folder), config, args.items)
     tell([note for note in [unfinished(Run(Path(args.folder), config, model))] if note])
     queries = _queries(args.queries, config, model.items) if args.to == "faiss" else None
     found = export(model, args.out, args.to, queries=queries, k=args.k, index=args.index, seed=args.seed)

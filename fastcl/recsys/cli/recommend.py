@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fastcl.recsys.cli import lists
+from fastcl.recsys.cli.cold import add_items_option, with_new_items
 from fastcl.recsys.cli.lists import UserRow
 from fastcl.recsys.cli.runs import Run, inputs_of, tell, unfinished
 from fastcl.recsys.data import Interactions, Items, fingerprints
@@ -52,6 +53,7 @@ def add(commands: Any) -> None:
     )
     option("--strict", action="store_true", help="refuse items that the run does not know (default: skip, and say so)")
     add_item_options(parser)
+    add_items_option(parser)
     option("--fallback", choices=("popular",), help="what users without a known item get (default: no list)")
     to = (
         "write user, rank, item, score and title (where items have one) there, as Parquet to a .parquet, or a line of "
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
     if args.out is not None:
         lists.check(args.out)
         check_output("-o", args.out, {**{file: file for file in args.users or ()}, **inputs_of(args.folder, config)})
-    model = checkpoint.load(args.folder)
+    model = with_new_items(checkpoint.load(args.folder), config, args.items)
     seen = args.seen or config.get("seen", "mask")
     tell([note for note in [unfinished(Run(Path(args.folder), config, model))] if note])
     fallback = _popular(args.folder, config, model.items) if args.fallback else None

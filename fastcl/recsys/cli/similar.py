@@ -4,6 +4,7 @@ import argparse
 import json
 from typing import Any
 
+from fastcl.recsys.cli.cold import add_items_option, with_new_items
 from fastcl.recsys.cli.lists import document
 from fastcl.recsys.cli.recommend import add_item_options, lines
 from fastcl.recsys.options import at_least
@@ -19,6 +20,7 @@ def add(commands: Any) -> None:
     option("item", metavar="ITEM", help="id of the item")
     option("-k", type=int, default=10, help="length of the list (default: %(default)s)")
     add_item_options(parser)
+    add_items_option(parser)
     add_threads(parser)
     option("--json", action="store_true", help="one JSON document on stdout")
     parser.set_defaults(run=run, names={"item": "ITEM", "only": "--only"})
@@ -26,7 +28,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     at_least(1, "-k", args.k)
-    model = checkpoint.load(args.folder)
+    model = with_new_items(checkpoint.load(args.folder), checkpoint.read_config(args.folder), args.items)
     row = similar(model, args.item, args.k, only=args.only, without=args.without)
     if args.json:
         found = {"run": args.folder, "item": args.item, "items": document(row, model.items)}

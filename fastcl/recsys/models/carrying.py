@@ -169,6 +169,18 @@ class Padded:
         return nn.functional.pad(scores, (0, len(self.items) - self.known), value=-torch.inf)
 
 
+class Among:
+    """The scores of another scorer for the items that `allowed` marks, bool [I+1]; all others have -inf."""
+
+    def __init__(self, scorer: Any, allowed: np.ndarray) -> None:
+        self.scorer, self.allowed = scorer, torch.from_numpy(allowed)
+
+    def scores(self, histories: Histories) -> Tensor:
+        """float32 [B, I+1]"""
+        scores: Tensor = self.scorer.scores(histories)
+        return scores.masked_fill(~self.allowed.to(scores.device), -torch.inf)
+
+
 def check_alike(model: Model, earlier: Model, name: str) -> None:
     """ValueError where the weights of `earlier` mean something else than those of `model`."""
     if type(model) is not type(earlier):

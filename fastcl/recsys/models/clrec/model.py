@@ -108,6 +108,8 @@ class CLRec(Model):
         both = "u2u" in config.tasks
         self.later_queue = NegativeQueue(size, config.dim) if both and config.negatives_from != "batch" else None
         self.item_follower = follower(self.item) if config.momentum else None
+        if self.item_follower is not None:
+            self.item_follower.id_dropout = 0.0
         self.user_follower = follower(self.user) if config.momentum and both else None
         self.register_buffer("log_share", torch.zeros(len(items)), persistent=False)
         # Vectors that the last loss encoded; `after_step` pushes them into the queues.
