@@ -102,6 +102,7 @@ class ACVAE(NextItem):
 
     name = "acvae"
     Config = ACVAEConfig
+    item_tables = ("item.weight", "out.weight", "bias")
     part_names = ("reconstruction", "kl", "contrast", "adversary")
 
     def build(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fastcl.recsys.baselines.nextitem import LOSS_MEANING, LOSSES, NAMES, NextItemConfig
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.models.base import UserModel
+from fastcl.recsys.models.base import NamedRows, UserModel
 from fastcl.recsys.models.batching import Spans, batch_count, batched, log_shares, newest
 from fastcl.recsys.models.layers import Dropout, seeded
 from fastcl.recsys.models.losses import scored
@@ -68,6 +68,7 @@ class Caser(UserModel):
 
     name = "caser"
     Config = CaserConfig
+    item_tables = ("item.weight", "out.weight", "bias")
     log_share: Tensor  # [I], log of each item's share of the train clicks; set by `batches`
 
     def __init__(
@@ -119,6 +120,9 @@ class Caser(UserModel):
         hidden = torch.cat([self(batch.item), self.user(batch.user)], 1)[batch.window]
         items = scored(self.out.weight, self.bias[1:], self.log_share)
         return LOSSES[self.config.loss].loss(hidden, items, batch.target, batch.negative)
+
+    def named_rows(self) -> dict[str, NamedRows]:
+        return {**super().named_rows(), "user.weight": NamedRows(self.users, 0)}
 
     def steps(self, train: Histories) -> int:
         return batch_count(self._windows(train), self.config.batch)

@@ -100,6 +100,7 @@ class DT4SR(Gaussian):
 
     name = "dt4sr"
     Config = DT4SRConfig
+    item_tables = ("item.weight", "item_covariance.weight")
 
     def build(self) -> None:
         config = self.config

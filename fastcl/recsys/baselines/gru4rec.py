@@ -53,6 +53,7 @@ class GRU4Rec(NextItem):
 
     name = "gru4rec"
     Config = GRU4RecConfig
+    item_tables = ("item.weight", "bias")
 
     def build(self) -> None:
         config = self.config

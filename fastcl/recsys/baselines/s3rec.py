@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fastcl.recsys.baselines.transformer import Transformer, TransformerConfig
 from fastcl.recsys.data import Histories
+from fastcl.recsys.models.base import NamedRows
 from fastcl.recsys.models.batching import Packed, Spans, Unclicked, batch_count, batched, pack, prefixes
 from fastcl.recsys.models.layers import short_normal
 from fastcl.recsys.options import at_least, between
@@ -118,6 +119,10 @@ class S3Rec(Transformer):
         }
         rows = len(context)
         return {"next": none} | {name: WEIGHTS[name] * total / rows for name, total in sums.items()}
+
+    def named_rows(self) -> dict[str, NamedRows]:
+        values = [f"{name} {value}" for name, feature in self.items.features.items() for value in feature.values]
+        return {**super().named_rows(), "attribute.weight": NamedRows(values, 0)}
 
     def _attributes(self, query: Tensor, item: Tensor) -> Tensor:
         """Binary cross-entropy of all attributes of the items [n] by the queries [n, D], summed."""

@@ -116,6 +116,7 @@ class STOSA(Gaussian):
 
     name = "stosa"
     Config = STOSAConfig
+    item_tables = ("item.weight", "item_covariance.weight")
 
     def build(self) -> None:
         config = self.config

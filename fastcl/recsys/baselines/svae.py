@@ -97,6 +97,7 @@ class SVAE(NextItem):
 
     name = "svae"
     Config = SVAEConfig
+    item_tables = ("item.weight", "out.weight", "bias")
     part_names = ("reconstruction", "kl", "decay")
     step: Tensor  # int64 [], optimiser steps so far
 

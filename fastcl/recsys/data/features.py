@@ -58,24 +58,22 @@ def join(
     return Items(items.ids, titles, {**items.features, **made}), len(row.keys() - set(items.ids))
 
 
-def more_items(
-    items: Items, source: Any, *, item: str, separator: str, title: str | None, form: Form, prefix: str
-) -> Items:
+def more_items(items: Items, source: Any, *, item: str, separator: str, title: str | None, form: Form) -> Items:
     """`items` followed by the items of the table `source` that they lack; arguments as in `join`. The table has a
     column for each feature of `items`. Raises ValueError where it has no further item.
     """
-    table, where, column = _table(source, item, form, prefix)
-    known = set(items.ids)
-    rows = [str(cell) for cell in table[list(table)[column_of(where, list(table), "items", column, prefix)]]]
+    table, where, column = _table(source, item, form)
+    rows = [str(cell) for cell in table[list(table)[column_of(where, list(table), "items", column, form.prefix)]]]
     for name in (*items.features, *([title] if title else [])):
-        column_of(where, list(table), "items", name, prefix)
+        column_of(where, list(table), "items", name, form.prefix)
+    known = set(items.ids)
     new = tuple(dict.fromkeys(name for name in rows if name not in known))
     if not new:
         raise ValueError(f"{where}: expected an item that the model lacks, got {len(rows):,} that it knows")
+    columns_of = list(items.features)
     found, _ = join(
-        Items(new), source, item=item, columns_of=list(items.features), separator=separator, title=title, form=form,
-        prefix=prefix,
-    )  # fmt: skip
+        Items(new), source, item=item, columns_of=columns_of, separator=separator, title=title, form=form
+    )
     return grown(items, found)
 
 

@@ -16,7 +16,7 @@ from fastcl.recsys.data.features import more_items
 from fastcl.recsys.data.interactions import OF_ITEMS
 from fastcl.recsys.data.merging import merge
 from fastcl.recsys.data.prepared import is_prepared
-from fastcl.recsys.data.reading.formats import Form, Options, named_format
+from fastcl.recsys.data.reading.formats import ItemForm, Options, named_format
 
 BUNDLED = "bundled:"
 PIPE = "pipe:"  # marks a path in config.json that was read once and cannot be read again
@@ -108,10 +108,10 @@ class Source:
         """`items` followed by those of the table at `path`, which is written like the item features of the run."""
         of = {**{field.name: field.default for field in fields(Options)}, **OF_ITEMS, **self.data}
         encoding = of["item_encoding"] or of["encoding"]
-        form = Form(of["item_format"], of["item_delimiter"], of["item_columns"], encoding, of["quote"], of["missing"])
-        return more_items(
-            items, path, item=of["item"], separator=of["separator"], title=of["title"], form=form, prefix="item_"
+        form = ItemForm(
+            of["item_format"], of["item_delimiter"], of["item_columns"], encoding, of["quote"], of["missing"]
         )
+        return more_items(items, path, item=of["item"], separator=of["separator"], title=of["title"], form=form)
 
     def split(self) -> Split:
         """The data, read and split. Raises what `read` and `Interactions.split` raise."""

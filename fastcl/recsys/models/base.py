@@ -50,6 +50,8 @@ class Model(nn.Module, ABC):
     Config: ClassVar[type]
     # Names of the terms that `parts` gives; metrics.jsonl holds the mean of each where there are several.
     part_names: tuple[str, ...] = ("loss",)
+    # The tensors of the state dict whose row i is that of item i.
+    item_tables: ClassVar[tuple[str, ...]] = ("item.weight",)
     # (rank, world_size): `batches` yields only this process's slice of each batch. An argument of `batched`.
     share: tuple[int, int] = (0, 1)
 
@@ -123,9 +125,10 @@ class Model(nn.Module, ABC):
 
     def named_rows(self) -> Mapping[str, NamedRows]:
         """The tensors of the state dict that have a row for each item, user or value of a feature. A training that
-        begins with the weights of an earlier one (`fit(init=...)`) finds these rows by their names.
+        begins with the weights of an earlier one (`fit(init=...)`) finds these rows by their names. Here they are
+        those of `item_tables`.
         """
-        return {}
+        return {name: NamedRows(self.items.ids) for name in self.item_tables}
 
     @property
     def encodes_features(self) -> bool:

@@ -62,8 +62,8 @@ def carry(model: Model, earlier: Model, name: str = "init") -> Carried:
     """
     check_alike(model, earlier, name)
     theirs = earlier.state_dict()
-    rows, before = model.named_rows(), earlier.named_rows()
     own = {key: tensor for key, tensor in model.state_dict().items() if not _loads_itself(model, key)}
+    rows, before = ({k: v for k, v in each.named_rows().items() if k in own} for each in (model, earlier))
     for key, tensor in own.items():
         found = theirs.get(key)
         if found is None or (key in rows) != (key in before) or found.shape[1:] != tensor.shape[1:]:

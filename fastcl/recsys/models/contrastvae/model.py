@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.models.base import Model, NamedRows
+from fastcl.recsys.models.base import Model
 from fastcl.recsys.models.batching import Packed, Spans, batch_count, batched, log_shares, newest, pack
 from fastcl.recsys.models.contrastvae.config import ALPHAS, VARIATIONAL, ContrastVAEConfig
 from fastcl.recsys.models.contrastvae.rules import CLEAN, RULES, Sampler, packed
@@ -134,9 +134,6 @@ class ContrastVAE(Model):
     def item_vectors(self) -> Tensor:
         """[I+1, D], the item table without the mask token."""
         return self.item.weight[:-1]
-
-    def named_rows(self) -> dict[str, NamedRows]:
-        return {"item.weight": NamedRows(self.items.ids)}
 
     @torch.no_grad()
     def diagnostics(self, histories: Histories) -> dict[str, float]:
