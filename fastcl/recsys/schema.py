@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -87,9 +88,15 @@ class Standing:
 
 
 def parse(text: str | bytes, where: str) -> Any:
-    """The JSON document in `text`; ValueError "WHERE: damaged (...)" for other text and for too deep nesting."""
+    """The JSON document in `text`; ValueError "WHERE: damaged (...)" for other text, for too deep nesting and for half
+    a character, which no path and no file can hold.
+    """
     try:
-        return json.loads(text)
+        document = json.loads(text)
+        if re.search(rb"\\u[dD][89a-fA-F]", text.encode() if isinstance(text, str) else text):
+            # "surrogateescape": the bytes of a path that are no UTF-8.
+            json.dumps(document, ensure_ascii=False).encode(errors="surrogateescape")
+        return document
     except RecursionError:
         raise ValueError(f"{where}: damaged (nested too deeply)") from None
     except ValueError as error:

@@ -291,6 +291,7 @@ def test_what_is_no_version_of_ours_is_named(tmp_path: Path) -> None:
         ({"version": 3}, "expected a run of version 1 to 2, got version 3, made by fastcl"),
         ({"version": "2"}, "expected a run of fastcl, got"),
         ({"format": "other"}, "expected a run of fastcl, got .* format 'other'"),
+        ({"data": {"path": "\ud800"}}, "config.json: damaged .*surrogates not allowed"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | changes))
         with pytest.raises(ValueError, match=words):
@@ -322,6 +323,7 @@ def test_records_do_not_hide_fields(table: Path, tmp_path: Path) -> None:
         ({"epochs": 3}, "expected other names than epochs"),
         ({"model": "x"}, "expected other names than model"),
         ({"note": {1, 2}}, "expected what JSON can hold"),
+        ({"note": "half: \ud800"}, "record: damaged .*surrogates not allowed"),
         ({"deep": [[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]}, "expected at most 16 levels"),
     ):
         with pytest.raises(ValueError, match=words):

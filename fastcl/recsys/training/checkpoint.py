@@ -83,7 +83,7 @@ def describe(model: Model, record: Mapping[str, Any]) -> Description:
         items = json.dumps({**model.items.to_json(), **users}, ensure_ascii=False) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"record: expected what JSON can hold, got something else ({error})") from error
-    read_back = json.loads(config)
+    read_back = schema.parse(config, "record")
     _check_config(read_back, "record")
     return Description(items, config, identity(read_back, items.encode()))
 
