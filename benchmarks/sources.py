@@ -4,6 +4,7 @@ Nothing is measured or trained here.
 """
 
 import gzip
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,18 @@ class Parts(NamedTuple):
 def last_one(name: str, folder: Path) -> Parts:
     """Leave-one-out."""
     return Parts(_log(name, folder).split(), {})
+
+
+def attributes(name: str, folder: Path) -> Parts:
+    """Leave-one-out, with a feature of the items: their attributes or, where the data have none, their classes."""
+    path = folder / f"{name}.item2attributes.json.gz"
+    if path.is_file():
+        with gzip.open(path, "rt") as file:
+            known = json.load(file)
+        table = {"item": list(known), "attribute": ["|".join(map(str, values)) for values in known.values()]}
+    else:
+        table = _classes(name, folder)
+    return Parts(_log(name, folder).with_features(table).split(), {})
 
 
 def merged(name: str, folder: Path) -> Parts:
@@ -75,6 +88,7 @@ def held_out(name: str, folder: Path) -> Parts:
 
 SPLITS: dict[str, Callable[[str, Path], Parts]] = {
     "last-one": last_one,
+    "attributes": attributes,
     "merged": merged,
     "shift": shift,
     "given": given,
@@ -117,8 +131,12 @@ def timed(name: str, folder: Path) -> Interactions:
         "item": [item for (_, *items), _ in pairs for item in items],
         "time": [int(time) for _, (_, *times) in pairs for time in times],
     }
+    return Interactions.read(columns, item_features=_classes(name, folder))
+
+
+def _classes(name: str, folder: Path) -> dict[str, list[str]]:
     classes = zip(*_rows(folder / f"{name}.item_class.txt.gz"), strict=True)
-    return Interactions.read(columns, item_features=dict(zip(("item", "class"), map(list, classes), strict=True)))
+    return dict(zip(("item", "class"), map(list, classes), strict=True))
 
 
 def _rows(path: Path) -> Iterator[list[str]]:

@@ -110,7 +110,11 @@ def test_batches_read_clicks_before_their_targets_and_cover_the_log(name: str) -
     assert set(targets.tolist()) - {0} == {item for row in lists for item in (row[1:] if name != "caser" else row[5:])}
     for batch in found:
         if name == "caser":
-            assert (batch.item.amax(1)[batch.window] < batch.target).all()
+            first = batch.target[
+                :: model.config.following
+            ]  # a history of eight clicks: five are read, three are targets
+            assert torch.equal(batch.item[:, 1:], first[:, None] + torch.arange(-5, 0))
+            assert not batch.item[:, 0].any()
         elif name == "mind":
             assert torch.equal(batch.item[batch.clicks.last] + 1, batch.target)
         else:

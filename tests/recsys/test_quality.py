@@ -182,6 +182,27 @@ def test_the_shift_trains_on_weekdays_before_and_tests_after() -> None:
     assert split.test.history.time.max() < split.report.at
 
 
+def test_attributes_join_what_is_known_of_the_items(tmp_path: Path) -> None:
+    for name in ("tagged", "classed"):
+        with gzip.open(tmp_path / f"{name}.txt.gz", "wt") as file:
+            file.write("".join(f"{user} 7 3 9 5\n" for user in "abc"))
+    with gzip.open(tmp_path / "tagged.item2attributes.json.gz", "wt") as file:
+        json.dump({"3": [11, 2], "7": [2], "9": []}, file)
+    with gzip.open(tmp_path / "classed.item_class.txt.gz", "wt") as file:
+        file.write("9 x\n3 y\n7 x\n5 y\n")
+    expected = {"tagged": {"7": ["2"], "3": ["11", "2"], "9": [], "5": []},
+                "classed": {"7": ["x"], "3": ["y"], "9": ["x"], "5": ["y"]}}  # fmt: skip
+    for name, known in expected.items():
+        split = SPLITS["attributes"](name, tmp_path).split
+        (feature,) = split.items.features.values()
+        found = {
+            item: [feature.values[code - 1] for code in row if code]
+            for item, row in zip(split.items.ids, feature.codes[1:], strict=True)
+        }
+        assert {item: sorted(values) for item, values in found.items()} == known
+        assert len(split.test) == 3
+
+
 @needs_movies
 def test_merged_trains_on_all_but_the_last_item() -> None:
     split = SPLITS["merged"]("bundled:movies", Path()).split

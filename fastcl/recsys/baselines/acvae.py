@@ -12,6 +12,7 @@ import fastcl
 from fastcl.recsys.baselines.nextitem import LOSS_MEANING, Batch, NextItem, NextItemConfig
 from fastcl.recsys.data import PAD, Histories
 from fastcl.recsys.models.batching import Packed
+from fastcl.recsys.models.layers import GELU, Dropout
 from fastcl.recsys.options import at_least, between
 from fastcl.recsys.settings import setting
 
@@ -46,7 +47,7 @@ class Encoder(nn.Module):
         self.noise = nn.Linear(state, state)
         self.first, self.wide = nn.Linear(state, state), nn.Linear(REACH * state, 2 * state)
         self.narrow, self.out = nn.Linear(2 * state, state), nn.Linear(state, latent)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, clicks: Packed) -> Tensor:  # [n, state] -> [n, latent]
         y = F.softplus(self.first(self._noisy(x)))
@@ -71,7 +72,7 @@ class Adversary(nn.Module):
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.Linear(dim, dim), nn.ELU(), nn.Linear(dim, dim), nn.ELU()) for _ in range(2)
         )
-        self.dropout = nn.Dropout(0.2)
+        self.dropout = Dropout(0.2)
 
     def forward(self, x: Tensor, z: Tensor) -> Tensor:  # [n, dim], [n, latent] -> [n, latent]
         y = self.dropout(self.first(torch.cat([x, z], -1)))
@@ -116,8 +117,8 @@ class ACVAE(NextItem):
         self.bias = nn.Parameter(torch.zeros(len(self.items) + 1))
         self.adversary = Adversary(config.dim, config.latent)
         self.critic = nn.GRU(config.dim + config.latent, config.dim, batch_first=True)
-        self.verdict = nn.Linear(config.dim, 1)
-        self.dropout = nn.Dropout(config.dropout)
+        self.verdict = nn.Sequential(GELU(), nn.Linear(config.dim, 1))
+        self.dropout = Dropout(config.dropout)
 
     def latent(self, x: Tensor, clicks: Packed) -> Tensor:
         """Vectors of the items that are read [n, dim] -> z after each click, [n, latent]."""
@@ -160,7 +161,7 @@ class ACVAE(NextItem):
     def _critic(self, x: Tensor, z: Tensor, clicks: Packed) -> Tensor:
         """[n], how well z goes with x and what came before."""
         states = clicks.by_length(torch.cat([x, z], -1), lambda block, _: self.critic(block)[0])
-        return self.verdict(F.gelu(states))[:, 0]
+        return self.verdict(states)[:, 0]
 
     def targets(self, batch: Batch) -> int:
         """The number of windows."""

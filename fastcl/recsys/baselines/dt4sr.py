@@ -85,7 +85,13 @@ class Stack(nn.Module):
 
 
 class DT4SR(Gaussian):
-    """Two Transformers give mean and variance of the state; scores fall with the Wasserstein distance to an item's.
+    """Two Transformers give mean m and variances c of a state; scores fall with its squared Wasserstein distance to an
+    item,
+
+        D = |m - m'|^2 + |sqrt(c) - sqrt(c')|^2.
+
+    The loss "bpr" is -log sigmoid(D(state, negative) - D(state, target)); "softmax" has the logits -D. Vectors of
+    states and items are 2 dim + 1 wide.
 
     Args:
         items: the item table.

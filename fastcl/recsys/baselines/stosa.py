@@ -101,7 +101,12 @@ class WassersteinBlock(nn.Module):
 
 
 class STOSA(Gaussian):
-    """Clicks and items are normal distributions; attention and scores fall with the Wasserstein distance.
+    """Clicks and items are normal distributions; attention and scores fall with the squared Wasserstein distance
+
+        D = |m - m'|^2 + |sqrt(c) - sqrt(c')|^2
+
+    of means m and diagonal covariances c. The loss "bpr" is -log sigmoid(D(state, negative) - D(state, target)), and
+    `apart` times the paper's second term; "softmax" has the logits -D. Vectors of states and items are 2 dim + 1 wide.
 
     Args:
         items: the item table.

@@ -15,6 +15,7 @@ import fastcl
 from fastcl.recsys.baselines.nextitem import LOSS_MEANING, NextItem, NextItemConfig
 from fastcl.recsys.data import PAD, Histories
 from fastcl.recsys.models.batching import Packed, Spans
+from fastcl.recsys.models.layers import Dropout
 from fastcl.recsys.models.losses import Draw
 from fastcl.recsys.options import at_least, between
 from fastcl.recsys.settings import setting
@@ -113,7 +114,7 @@ class SVAE(NextItem):
         for layer in self.modules():
             if isinstance(layer, nn.Linear) or layer is self.out:
                 nn.init.xavier_normal_(layer.weight)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
     def posterior(self, item: Tensor, clicks: Packed) -> tuple[Tensor, Tensor]:
