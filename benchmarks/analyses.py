@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import RESULTS, markdown, write_json, write_text
-from benchmarks.quality import HERE, read, runs
+from benchmarks.quality import HERE
 from fastcl.recsys import Interactions
 from fastcl.recsys.data import Scorer, Split
 from fastcl.recsys.evaluation.groups import by_group
@@ -30,6 +30,7 @@ from fastcl.recsys.evaluation.robustness import robustness
 from fastcl.recsys.models import Model
 from fastcl.recsys.reporting import pictures
 from fastcl.recsys.reporting.tables import floors
+from fastcl.recsys.studies.manifest import read, runs
 from fastcl.recsys.training.checkpoint import load
 from fastcl.recsys.writing import write_bytes
 

@@ -4,7 +4,8 @@
     python -m benchmarks.quality --paper contrastvae --run --data FOLDER  does the missing runs; may be stopped any time
 
 Finished runs are skipped, an unfinished run continues from its newest epoch. The manifest is studies/PAPER.json, the
-results are in results/PAPER.json. One run is trained and measured by study.py.
+results are in results/PAPER.json. Manifests, results and tables are those of `fastcl study` (fastcl.recsys.studies);
+what differs is how one run is trained and measured, by the papers' protocols, which study.py does.
 
 Two settings of the environment make long studies faster. With
     MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_TOP_PAD_=268435456
@@ -17,74 +18,46 @@ time on one machine (a product alone 57%). Results name preloaded libraries:
 """
 
 import argparse
-import hashlib
 import json
 import os
-import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import machine, write_json
+from benchmarks.common import machine
 from benchmarks.sources import SPLITS
 from benchmarks.study import Plan, measure
 from fastcl.recsys.reporting import pictures
-from fastcl.recsys.reporting.tables import number
+from fastcl.recsys.showing import number
+from fastcl.recsys.studies import manifest as studies
+from fastcl.recsys.studies.manifest import Run, columns_of, read, runs
+from fastcl.recsys.studies.summary import Study
 from fastcl.recsys.writing import write_bytes
 
 HERE = Path(__file__).parent
 
 
-def runs(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One run for each entry and seed of the manifest. Its id changes with everything that can change the result."""
-    for entry in manifest["runs"]:
-        for seed in entry.get("seeds", [0]):
-            run = {key: entry.get(key) for key in ("label", "data", "model", "options", "plan")} | {"seed": seed}
-            run |= {key: entry[key] for key in ("split", "measured by") if key in entry}  # override the study's
-            content = json.dumps({key: run[key] for key in run if key != "label"}, sort_keys=True)
-            yield run | {"id": hashlib.sha256(content.encode()).hexdigest()[:12]}
-
-
 def work(manifest: dict[str, Any], results: Path, data: Path, states: Path, only: Sequence[str]) -> None:
-    """Does the missing runs whose title contains a text of `only`, in the order of these texts and of the manifest.
-    Results are written after each run.
+    """Does the missing runs whose title contains a text of `only`, by the protocols of the papers. Results are written
+    after each run.
     """
-    for run in (run for text in only for run in runs(manifest) if text in title(run)):
-        if any(found["id"] == run["id"] for found in read(results)):
-            continue
-        print(f"{title(run)} ({run['id']})", flush=True)
+
+    def measured(run: Run, folder: Path) -> dict[str, Any]:
         parts = SPLITS[run.get("split", "last-one")](run["data"], data)
         plan = None if run["plan"] is None else Plan(**run["plan"])
-        found = measure(
-            run["model"],
-            run["options"] or {},
-            plan,
-            run["seed"],
-            parts,
-            states / run["id"],
-            run.get("measured by", manifest["measured by"]),
-        )
-        facts = {"revision": revision(), "machine": machine()}
-        write_json(results, {"runs": [*read(results), run | found | facts]})
-        test, columns = found["test"], columns_of(manifest, run["data"])
-        print("  test:", ", ".join(f"{name} {number(name, test[name])}" for name in columns), flush=True)
+        protocol = run.get("measured by", manifest["measured by"])
+        found = measure(run["model"], run["options"] or {}, plan, run["seed"], parts, folder, protocol)
+        test = found["test"]
+        shown = (f"{name} {number(name, test[name])}" for name in columns_of(manifest, run["data"]))
+        print("  test:", ", ".join(shown), flush=True)
+        return found | {"revision": revision(), "machine": machine()}
 
-
-def columns_of(manifest: dict[str, Any], data: str) -> list[str]:
-    return manifest.get("columns of", {}).get(data, manifest["columns"])
-
-
-def title(run: dict[str, Any]) -> str:
-    return f"{run['label']}, {run['data']}, seed {run['seed']}"
-
-
-def read(results: Path) -> list[dict[str, Any]]:
-    return json.loads(results.read_text())["runs"] if results.is_file() else []
+    studies.work(manifest, results, states, only, measured, partial(print, flush=True))
 
 
 def revision() -> str:
@@ -93,34 +66,6 @@ def revision() -> str:
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     changed = subprocess.run([*git, "status", "--porcelain", "--", "fastcl", "csrc"], capture_output=True, text=True)
     return (commit or "unknown") + ("-dirty" if changed.stdout.strip() else "")
-
-
-def table(manifest: dict[str, Any], done: list[dict[str, Any]]) -> str:
-    """The paper's figures and ours on test, as Markdown: mean (standard deviation) over the finished seeds."""
-    found = {run["id"]: run for run in done}
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for run in runs(manifest):
-        groups.setdefault((run["data"], run["label"]), []).append(run)
-    lines = []
-    for data, paper in manifest["paper"].items():
-        columns = columns_of(manifest, data)
-        best = {name: max((row[name] for row in paper.values() if name in row), default=None) for name in columns}
-        head = ["", "seeds", *columns]
-        lines += ["", f"**{data}**", "", f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
-        for name, row in paper.items():
-            cells = [number(column, row[column]) if column in row else "" for column in columns]
-            lines.append(f"| paper: {name} | | " + " | ".join(cells) + " |")
-        for (where, label), group in groups.items():
-            if where != data:
-                continue
-            tests = [found[run["id"]]["test"] for run in group if run["id"] in found]
-            cells = [cell(column, [test.get(column) for test in tests], best[column]) for column in columns]
-            ran = str(len(tests)) if len(tests) == len(group) else f"{len(tests)} of {len(group)}"
-            lines.append(f"| {label} | {ran} | " + " | ".join(cells) + " |")
-        lines += ["", manifest["notes"][data]] if data in manifest.get("notes", {}) else []
-    missing = [title(run) for run in runs(manifest) if run["id"] not in found]
-    lines += ["", "**Bold**: above all of the published rows.", "", f"Runs missing: {len(missing)}."]
-    return "\n".join([*lines, *(f"- {name}" for name in missing)]).strip()
 
 
 def drawn(manifest: dict[str, Any], done: list[dict[str, Any]]) -> bytes | None:
@@ -141,16 +86,6 @@ def drawn(manifest: dict[str, Any], done: list[dict[str, Any]]) -> bytes | None:
             panels.append(partial(pictures.impressions, shares=shares, title=f"{data}: top 10 of all test users"))
             panels.append(partial(pictures.points, values=at, title=data, x="recall@10", y="diversity@10"))
     return pictures.png(pictures.side_by_side(*panels)) if panels else None
-
-
-def cell(column: str, found: list[float | None], least: float | None) -> str:
-    """Empty where the runs do not have the column."""
-    values = [value for value in found if value is not None]
-    if not values:
-        return "" if found else "missing"
-    mean = statistics.mean(values)
-    text = number(column, mean) if least is None or mean <= least else f"**{number(column, mean)}**"
-    return f"{text} ({number(column, statistics.stdev(values))})" if len(values) > 1 else text
 
 
 def main() -> None:
@@ -176,8 +111,11 @@ def main() -> None:
         if args.data is None or not Path(args.data).is_dir():
             sys.exit(f"--data: expected the folder of the data sets, got {args.data}")
         torch.set_num_threads(args.threads)
-        work(manifest, results, Path(args.data), args.states, args.only)
-    print(table(manifest, read(results)))
+        try:
+            work(manifest, results, Path(args.data), args.states, args.only)
+        except ValueError as error:
+            sys.exit(f"--{error}" if str(error).startswith("only: ") else str(error))
+    print(Study(manifest, read(results)).to_markdown())
     if args.draw and (picture := drawn(manifest, read(results))):
         write_bytes(args.draw, picture)
 

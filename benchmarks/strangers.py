@@ -16,10 +16,11 @@ import torch
 
 from benchmarks.common import RESULTS, machine, write_json
 from benchmarks.protocols import several
-from benchmarks.quality import HERE, revision, runs
+from benchmarks.quality import HERE, revision
 from benchmarks.sources import given
 from fastcl.recsys import load
 from fastcl.recsys.data import Cases, Scorer
+from fastcl.recsys.studies.manifest import runs
 
 FILE = RESULTS / "strangers.json"
 

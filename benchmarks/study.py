@@ -1,7 +1,7 @@
 """One run of a study: trains a model by its plan, resumably after each epoch, and measures it on test once.
 
-Runs are listed, stored and shown by quality.py; epochs and checkpoints are the package's. `fit` is not used, because a
-study validates by a protocol of its own and may have the optimiser settings of a paper.
+Runs are listed, stored and shown by fastcl.recsys.studies; epochs and checkpoints are the package's. `fit` is not used,
+because a study of a paper validates by a protocol of its own and may have the optimiser settings of that paper.
 """
 
 import resource

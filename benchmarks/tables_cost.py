@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.common import markdown, results
 from fastcl.recsys.evaluation.measures import COUNTS
-from fastcl.recsys.reporting.tables import number
+from fastcl.recsys.showing import number
 
 
 def read() -> str:

@@ -8,9 +8,10 @@ from functools import partial
 from typing import NamedTuple
 
 from benchmarks.common import markdown
-from benchmarks.quality import cell, runs
 from benchmarks.tables_studies import AMAZON, FOUR, Row, best_of_paper, study
 from fastcl.recsys.reporting.tables import number
+from fastcl.recsys.studies.manifest import runs
+from fastcl.recsys.studies.summary import cell
 
 ARXIV = "https://arxiv.org/abs/"
 

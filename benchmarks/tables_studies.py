@@ -12,9 +12,10 @@ from typing import Any
 
 from benchmarks import analyses, bench_debias
 from benchmarks.common import RESULTS, markdown, results
-from benchmarks.quality import HERE, columns_of, runs
-from benchmarks.quality import cell as seeds_cell
-from fastcl.recsys.reporting.tables import number
+from benchmarks.quality import HERE
+from fastcl.recsys.showing import number
+from fastcl.recsys.studies.manifest import columns_of, runs
+from fastcl.recsys.studies.summary import cell as seeds_cell
 
 Row = dict[str, Any]
 

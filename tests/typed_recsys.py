@@ -30,7 +30,9 @@ from fastcl.recsys import (
     resume,
     robustness,
     save,
+    study,
     top_k,
+    tune,
 )
 
 data = bundled("purchases")
@@ -57,6 +59,10 @@ fit(model, split)  # wrong
 fit(model, split, epochs=3, paitence=2)  # wrong
 resume("runs/first", epochs=20)
 resume("runs/first", epochs="20")  # wrong
+tune(SASRec, split, {"dim": [16, 32]}, out="runs/search", trials=2).to_csv()
+study("study.json", run=True, only=["SASRec"]).to_latex()
+study({"runs": []})  # wrong
+tune(model, split, {"dim": [16, 32]}, out="runs/search")  # wrong
 save(model, "runs/kept")
 load("runs/kept").scores(split.test.history)
 load(5)  # wrong

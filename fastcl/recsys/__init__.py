@@ -55,6 +55,8 @@ from fastcl.recsys.reporting.intents import intents
 from fastcl.recsys.reporting.report import report
 from fastcl.recsys.serving.recommend import query_vectors, recommend, recommend_users, similar
 from fastcl.recsys.serving.vectors import export, nearest
+from fastcl.recsys.studies.study import study
+from fastcl.recsys.studies.tune import tune
 from fastcl.recsys.training.checkpoint import load, save
 from fastcl.recsys.training.fit import fit, resume
 from fastcl.recsys.training.hooks import Epoch
@@ -119,6 +121,8 @@ __all__ = [
     "robustness",
     "save",
     "similar",
+    "study",
     "top_k",
+    "tune",
     "with_items",
 ]

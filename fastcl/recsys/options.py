@@ -84,6 +84,27 @@ def parse_settings(config: type, settings: Sequence[str]) -> dict[str, Any]:
     return parsed
 
 
+def choices_of(config: type, settings: Sequence[str]) -> dict[str, list[Any]]:
+    """["key=a,b", ...] -> {key: the values, each as `parse_settings` has it}. The values of a setting that is itself a
+    list are separated by "/".
+
+    >>> from fastcl.recsys import ContrastVAEConfig
+    >>> choices_of(ContrastVAEConfig, ["lr=0.001,0.003", "augment=mask/crop,mask"])
+    {'lr': [0.001, 0.003], 'augment': [('mask',), ('crop', 'mask')]}
+    """
+    found: dict[str, list[Any]] = {}
+    hints = typing.get_type_hints(config)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        parts = text.split("/" if _is_list(hints.get(key)) else ",")
+        for part in parts if equals else [text]:
+            parsed = parse_settings(config, [f"{key}{equals}{part}"])
+            if key in found and part is parts[0]:
+                raise ValueError(f"--set: expected each key once, got {key!r} twice")
+            found.setdefault(key, []).append(parsed[key])
+    return found
+
+
 _BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _SIMPLE = {int: "a whole number", float: "a number", bool: "true or false", type(None): "none", str: "a text"}
 
@@ -131,6 +152,13 @@ def _choices(kind: Any) -> dict[str, Any] | None:
 
 def _is_tuple(kind: Any) -> bool:
     return typing.get_origin(kind) is tuple
+
+
+def _is_list(kind: Any) -> bool:
+    """Whether values of the type are written with commas."""
+    return _is_tuple(kind) or (
+        typing.get_origin(kind) in (typing.Union, types.UnionType) and any(map(_is_tuple, typing.get_args(kind)))
+    )
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""The `repr` of objects that hold much data, in a few lines."""
+"""Short texts: the `repr` of objects that hold much data, and metrics with as many decimals as they deserve."""
 
 from __future__ import annotations
 
@@ -41,6 +41,16 @@ def brief(value: Any) -> str:
         shown = [brief(part) for part in value[:FEW]] + _more(value)
         return f"({', '.join(shown)}{',' if len(shown) == 1 else ''})"
     return repr(value)
+
+
+def number(column: str, value: float) -> str:
+    """A metric as text: counts without decimals, clicks and bits with few, shares with four.
+
+    >>> number("weekends diversity@10", 310.0)
+    '310'
+    """
+    decimals = {"diversity": 0, "popularity": 1, "novelty": 2}.get(column.partition("@")[0].split()[-1], 4)
+    return f"{value:.{decimals}f}"
 
 
 def _more(value: Any) -> list[str]:

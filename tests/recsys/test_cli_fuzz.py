@@ -3,6 +3,7 @@ or 2, a refusal is one line that names an option of that command, and nothing is
 
 import argparse
 import itertools
+import json
 import os
 import random
 import re
@@ -26,6 +27,8 @@ BASE = {
     "data prepare": ["log.csv", "-o", "new"],
     "train": ["log.csv", "--model", "sasrec", *SMALL, "max_len=5", "-o", "new"],
     "resume": ["sasrec"],
+    "tune": ["log.csv", "--model", "sasrec", *SMALL, "max_len=5", "-o", "new"],
+    "study": ["study.json", "--run"],
     "evaluate": ["sasrec"],
     "compare": ["sasrec", "multi_clrec"],
     "report": ["sasrec", "-o", "new"],
@@ -61,6 +64,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     rows = [f"u{user},i{(user * 7 + step * step) % 20},{step}" for user in range(20) for step in range(6)]
     Path("log.csv").write_text("user,item,time\n" + "\n".join(rows) + "\n")
     Path("items.csv").write_text("item,genre\n" + "".join(f"i{n},{'ab'[n % 2]}\n" for n in range(20)))
+    floor = {"label": "floor", "data": "log", "model": "popularity"}
+    study = {"data": {"log": {"path": "log.csv"}}, "columns": ["recall@10"], "runs": [floor]}
+    Path("study.json").write_text(json.dumps(study))
     for model, more in (("sasrec", ["max_len=5"]), ("multi_clrec", ["main=16", "secondary=16"])):
         words = ["train", "log.csv", "--item-features", "items.csv", "--model", model, *SMALL, *more, "-o", model]
         assert main.main(words) == 0

@@ -15,7 +15,7 @@ import torch
 from fastcl.recsys import Histories, Interactions, Items, SASRec, save
 from fastcl.recsys.cli import main
 from fastcl.recsys.data import Split
-from fastcl.recsys.evaluation.comparison import compare, paired_test
+from fastcl.recsys.evaluation.comparison import Comparison, compare, paired_test
 from fastcl.recsys.evaluation.measures import COUNTS
 from fastcl.recsys.evaluation.ranking import evaluate
 
@@ -66,16 +66,59 @@ def test_rows_are_means_and_spreads_of_evaluate(split: Split) -> None:
 
 def test_paired_test_against_all_sign_patterns() -> None:
     rng = np.random.default_rng(1)
-    a, b = rng.normal(0.4, 1.0, 10), np.zeros(10)
-    sums = np.array([np.dot(signs, a) for signs in product((-1, 1), repeat=10)])
-    exact = float((np.abs(sums) >= abs(a.sum()) - 1e-9).mean())
-    found = paired_test(a, b, draws=20000)
-    assert found["p"] == pytest.approx(exact, abs=4 * np.sqrt(exact * (1 - exact) / 20000))
-    assert found["low"] < found["difference"] < found["high"]
+    for users in (1, 4, 13, 16):  # the last one draws patterns
+        a, b = rng.normal(0.4, 1.0, users), np.zeros(users)
+        sums = np.array([np.dot(signs, a) for signs in product((-1, 1), repeat=users)])
+        exact = float((np.abs(sums) >= abs(a.sum()) - 1e-9).mean())
+        found = paired_test(a, b, draws=20000)
+        slack = 4 * np.sqrt(exact * (1 - exact) / 20000) if users > 13 else 1e-12
+        assert found["p"] == pytest.approx(exact, abs=slack)
+        assert found["low"] < found["difference"] < found["high"]
+        same = np.concatenate([a, [0.5, 0.5]]), np.concatenate([b, [0.5, 0.5]])  # who does not differ decides nothing
+        assert paired_test(*same, draws=20000)["p"] == found["p"]
     assert paired_test(a, b) == paired_test(a, b)
     assert paired_test(a, a)["p"] == 1.0
     with pytest.raises(ValueError, match="a, b: expected two equally long"):
         paired_test(a, b[:3])
+
+
+def test_paired_test_is_that_of_scipy() -> None:
+    stats = pytest.importorskip("scipy.stats", reason="needs scipy")
+    rng = np.random.default_rng(3)
+    for users, resamples in ((9, np.inf), (60, 4000)):
+        a, b = rng.random(users), rng.random(users) + 0.1
+        theirs = stats.permutation_test(
+            (a, b), lambda x, y: np.mean(x) - np.mean(y), permutation_type="samples", n_resamples=resamples, rng=0
+        )
+        slack = 1e-12 if users == 9 else 5 * np.sqrt(2 * theirs.pvalue / 4000)
+        found = paired_test(a, b, draws=20000)
+        assert found["difference"] == pytest.approx(theirs.statistic)
+        assert found["p"] == pytest.approx(theirs.pvalue, abs=slack)
+
+
+def test_the_best_value_has_the_stars_of_its_worst_test() -> None:
+    def test(name: str, against: str, p: float) -> dict[str, object]:
+        return {"name": name, "against": against, "metric": "recall@5", "difference": 0.1, "low": 0.0, "high": 0.2,
+                "p": p, "p holm": p}  # fmt: skip
+
+    rows = [
+        {"name": "a_1", "runs": 2, "recall@5": 0.3, "recall@5 sd": 0.01, "diversity@5": 9.0},
+        {"name": "b", "runs": 1, "recall@5": 0.4, "diversity@5": 30.0},
+        {"name": "c", "runs": 1, "recall@5": 0.2, "diversity@5": 5.0},
+    ]
+    found = Comparison(rows, [test("b", "a_1", 0.0005), test("c", "a_1", 0.9), test("c", "b", 0.02)])
+    assert found.best("recall@5") == ("b", "*")
+    assert found.best("diversity@5") is None
+    text = found.to_latex().splitlines()
+    assert r"a\_1 & 2 & 0.3000 $\pm$ 0.0100 & 9 \\" in text
+    assert r"b & 1 & \textbf{0.4000}* & 30 \\" in text
+    assert r"b & a\_1 & recall@5 & $+0.1000$ & $+0.0000$ to $+0.2000$ & 0.0005*** \\" in text
+    # Of values that cannot be told apart the best has no star; neither has a row that is not tested, as a floor is not.
+    assert Comparison(rows, [test("b", "a_1", 0.001), test("c", "b", 0.06)]).best("recall@5") == ("b", "")
+    floor = {"name": "floor", "runs": 1, "recall@5": 0.5}
+    untested = Comparison([*rows, floor], found.tests)
+    assert untested.best("recall@5") == ("floor", "")
+    assert r"floor & 1 & \textbf{0.5000} & -- \\" in untested.to_latex().splitlines()
 
 
 def test_paired_test_keeps_its_level() -> None:
@@ -108,7 +151,7 @@ def call(*arguments: str | Path) -> int:
 def test_compare_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [run_folder(tmp_path / f"r{seed}", log, seed) for seed in (0, 1)]
     runs.append(run_folder(tmp_path / "wide", log, 0, dim=16))
-    assert call("compare", *runs, "--k", "5", "--csv", tmp_path / "t.csv", "--json") == 0
+    assert call("compare", *runs, "--k", "5", "--csv", tmp_path / "t.csv", "--latex", tmp_path / "t.tex", "--json") == 0
     printed = json.loads(capsys.readouterr().out)
     assert [(row["name"], row["runs"]) for row in printed["rows"]] == [
         ("sasrec dim=8", 2), ("sasrec dim=16", 1), ("floor: popularity", 1), ("floor: co-occurrence", 1),
@@ -116,6 +159,7 @@ def test_compare_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     tests = [(test["name"], test["against"], test["metric"]) for test in printed["tests"]]
     assert tests == [("sasrec dim=16", "sasrec dim=8", metric) for metric in ("recall@5", "ndcg@5")]
     assert len((tmp_path / "t.csv").read_text().splitlines()) == 5
+    assert (tmp_path / "t.tex").read_text() == Comparison(printed["rows"], printed["tests"]).to_latex()
     assert call("compare", *runs, "--protocol", "uniform100") == 0
     text = capsys.readouterr().out
     for word in ("hr@10", "±", "paired randomisation test", "floor: popularity"):

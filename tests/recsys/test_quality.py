@@ -21,6 +21,8 @@ from benchmarks.study import Plan
 from fastcl.recsys import Interactions, bundled
 from fastcl.recsys.evaluation.ranking import draw_negatives
 from fastcl.recsys.models import MODELS
+from fastcl.recsys.studies.manifest import read, runs
+from fastcl.recsys.studies.summary import Study
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -55,10 +57,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
 def test_every_run_of_a_manifest_can_be_begun(path: Path) -> None:
     manifest = json.loads(path.read_text())
-    runs = list(quality.runs(manifest))
-    assert len({run["id"] for run in runs}) == len(runs), "two runs with one id"
-    assert {run["data"] for run in runs} <= set(manifest["paper"])
-    for run in runs:
+    every = list(runs(manifest))
+    assert len({run["id"] for run in every}) == len(every), "two runs with one id"
+    assert {run["data"] for run in every} <= set(manifest["paper"])
+    for run in every:
         protocol = run.get("measured by", manifest["measured by"])
         assert protocol in PROTOCOLS.keys() & SEEN.keys()
         assert run.get("split", "last-one") in SPLITS
@@ -87,21 +89,21 @@ def test_an_interrupted_run_goes_on_to_the_same_result(
             quality.work(MANIFEST, stopped, folder, tmp_path / "b", ["CLRec, tiny, seed 0"])
     assert not stopped.exists()
     quality.work(MANIFEST, stopped, folder, tmp_path / "b", ["CLRec, tiny, seed 0"])
-    (a,), (b,) = quality.read(whole), quality.read(stopped)
+    (a,), (b,) = read(whole), read(stopped)
     for name in ("epochs", "best_epoch", "valid", "curve", "test", "impressions"):
         assert a[name] == b[name], name
     assert 0 < a["test"]["pop100 hr@10"] < 1
 
     quality.work(MANIFEST, stopped, folder, tmp_path / "b", ["CLRec, tiny, seed 0"])
-    assert len(quality.read(stopped)) == 1, "a finished run ran again"
+    assert len(read(stopped)) == 1, "a finished run ran again"
 
 
 def test_tables_mark_what_is_missing(folder: Path, tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     quality.work(MANIFEST, results, folder, tmp_path, ["popularity"])
-    done = quality.read(results)
+    done = read(results)
     test = done[0]["test"]
-    lines = quality.table(MANIFEST, done).splitlines()
+    lines = Study(MANIFEST, done).to_markdown().splitlines()
     assert "| paper: CLRec | | 0.5000 |  |  |" in lines
     assert "| paper: sampled softmax | |  |  | 3 |" in lines
     diversity = f"{test['diversity@10']:.0f}"
@@ -115,7 +117,7 @@ def test_the_picture_shows_what_ran(folder: Path, tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     assert quality.drawn(MANIFEST, []) is None
     quality.work(MANIFEST, results, folder, tmp_path, ["popularity"])
-    found = quality.drawn(MANIFEST, quality.read(results))
+    found = quality.drawn(MANIFEST, read(results))
     assert found is not None
     assert found.startswith(b"\x89PNG")
 
@@ -124,7 +126,7 @@ def test_whatever_changes_a_result_changes_the_run() -> None:
     def ids(**changes: Any) -> set[str]:
         manifest = copy.deepcopy(MANIFEST)
         manifest["runs"][1] |= changes
-        return {run["id"] for run in quality.runs(manifest) if run["model"] == "clrec"}
+        return {run["id"] for run in runs(manifest) if run["model"] == "clrec"}
 
     same = ids()
     assert ids(label="other") == same

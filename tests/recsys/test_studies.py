@@ -16,6 +16,7 @@ import pytest
 from benchmarks import analyses, quality
 from fastcl.recsys import ContrastVAE, Interactions, SASRec
 from fastcl.recsys.evaluation.ranking import evaluate
+from fastcl.recsys.studies.manifest import read, runs
 from fastcl.recsys.training.checkpoint import save
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -67,7 +68,7 @@ def data(tmp_path: Path) -> Path:
 def results() -> list[dict[str, Any]]:
     """A result of every run of the manifest, with figures that tell the runs apart."""
     found = []
-    for nth, run in enumerate(quality.runs(MANIFEST)):
+    for nth, run in enumerate(runs(MANIFEST)):
         of_latent = {"diagnostics": {"kl": float(nth), "variance": 0.5}} if run["model"] == "contrastvae" else {}
         found.append(run | {"test": {"recall@40": nth / 10, "ndcg@20": nth / 100}} | of_latent)
     return found
@@ -75,10 +76,13 @@ def results() -> list[dict[str, Any]]:
 
 def test_what_matches_first_runs_first_and_nothing_twice(data: Path, tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    quality.work(MANIFEST, path, data, tmp_path, ["co-occurrence, amazon/Small, seed 0", "seed 7", "popularity"])
-    assert [run["label"] for run in quality.read(path)] == ["co-occurrence", "popularity"]
+    quality.work(MANIFEST, path, data, tmp_path, ["co-occurrence, amazon/Small, seed 0", "popularity"])
+    assert [run["label"] for run in read(path)] == ["co-occurrence", "popularity"]
     quality.work(MANIFEST, path, data, tmp_path, ["popularity", "co-occurrence"])
-    assert len(quality.read(path)) == 2
+    assert len(read(path)) == 2
+    with pytest.raises(ValueError, match="only: no run's title contains 'seed 7'; titles are like '"):
+        quality.work(MANIFEST, path, data, tmp_path, ["SASRec", "seed 7"])
+    assert len(read(path)) == 2  # said before anything is trained
 
 
 def test_analyses_take_our_models_on_one_set() -> None:

@@ -17,7 +17,9 @@ from fastcl.recsys.cli import (
     report,
     resume,
     similar,
+    study,
     train,
+    tune,
 )
 
 COMMANDS = (
@@ -26,6 +28,8 @@ COMMANDS = (
     models,
     train,
     resume,
+    tune,
+    study,
     evaluate,
     compare,
     report,

@@ -66,9 +66,7 @@ def run_prepare(args: argparse.Namespace) -> None:
         raise ValueError(f"FILE: expected a file or a folder, got {args.file}, which is small")
     data = source_of(argparse.Namespace(**{name: value for name, value in vars(args).items() if name != "split"})).data
     options = {name: data[name] for name in (*READ, *FEATURES) if name in data}
-    made = prepare(
-        data["path"], args.out, how=args.split, at=args.at, memory=args.memory, force=args.force, **options
-    )
+    made = prepare(data["path"], args.out, how=args.split, at=args.at, memory=args.memory, force=args.force, **options)
     report = made.report
     assert report is not None
     told = {"prepared": args.out, **report.to_json()}

@@ -35,12 +35,6 @@ def add(commands: Any) -> None:
     option("--model", choices=list(MODELS), help=of_models)
     text = "earlier run whose weights this one begins with, by ids; its model and settings are the defaults"
     option("--init", metavar="RUN", help=text)
-    option("--epochs", type=int, default=20, help="passes over the train rows, at most (default: %(default)s)")
-    option("--patience", type=int, metavar="N", help="stop after N epochs without a better one (default: never)")
-    metric = "validation metric that decides which epoch is the best, such as recall@20 or auc (default: %(default)s)"
-    option("--metric", default="ndcg@10", help=metric)
-    schedule = "learning rate: falls to 0 over all epochs, or stays constant (default: %(default)s)"
-    option("--schedule", choices=list(SCHEDULES), default="linear", help=schedule)
     option("--lr", type=float, help="learning rate of the first step (default: the model's)")
     seeds = "seed of weights and training; several (1,2,3) make a run each, RUN/seed-1 and so on (default: %(default)s)"
     option("--seed", default="0", help=seeds)
@@ -48,12 +42,7 @@ def add(commands: Any) -> None:
     option("--set", nargs="+", action="extend", default=[], metavar="key=value", help=settings)
     seen = "mask: rank no item of the history; keep: rank them too, for data with repeats (default: as --init, or mask)"
     option("--seen", choices=SEEN, help=seen)
-    option("--precision", choices=PRECISIONS, default="float32", help="type of the loss (default: %(default)s)")
-    option("--accumulate", type=int, default=1, metavar="N", help="batches in an optimiser step (default: %(default)s)")
-    option("--device", choices=["cpu", "cuda"], default="cpu", help="where to train (default: %(default)s)")
-    add_threads(parser)
-    saved = "seconds between two checkpoints within an epoch (default: %(default)g)"
-    option("--save-every", type=float, default=600.0, metavar="SECONDS", help=saved)
+    add_training_options(parser)
     log = "also send each epoch to this tracker, for which fastcl has an extra of the same name; may be repeated"
     option("--log", choices=list(TRACKERS), action="append", default=[], help=log)
     option("-o", "--out", required=True, metavar="RUN", help="run folder to write")
@@ -61,6 +50,23 @@ def add(commands: Any) -> None:
     option("--json", action="store_true", help="print the result as JSON")
     names = {"how": "--split", "split": "--split", "seed": "--split-seed", "tracker": "--log"}
     parser.set_defaults(run=run, names=names)
+
+
+def add_training_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of a training that `tune` has too."""
+    option = parser.add_argument
+    option("--epochs", type=int, default=20, help="passes over the train rows, at most (default: %(default)s)")
+    option("--patience", type=int, metavar="N", help="stop after N epochs without a better one (default: never)")
+    metric = "validation metric that decides which epoch is the best, such as recall@20 or auc (default: %(default)s)"
+    option("--metric", default="ndcg@10", help=metric)
+    schedule = "learning rate: falls to 0 over all epochs, or stays constant (default: %(default)s)"
+    option("--schedule", choices=list(SCHEDULES), default="linear", help=schedule)
+    option("--precision", choices=PRECISIONS, default="float32", help="type of the loss (default: %(default)s)")
+    option("--accumulate", type=int, default=1, metavar="N", help="batches in an optimiser step (default: %(default)s)")
+    option("--device", choices=["cpu", "cuda"], default="cpu", help="where to train (default: %(default)s)")
+    add_threads(parser)
+    saved = "seconds between two checkpoints within an epoch (default: %(default)g)"
+    option("--save-every", type=float, default=600.0, metavar="SECONDS", help=saved)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -89,8 +95,6 @@ def run(args: argparse.Namespace) -> None:
             split = source.split()
             record = {**source.to_json(), "command": shlex.join(sys.argv)}
             record |= {"log": args.log} if args.log else {}
-        if "time_cuts" in model_class.Config.__dataclass_fields__ and split.train.time is None:
-            options.setdefault("time_cuts", ())
         if processes.leads():
             print(f"{split.data_report}\n{split.report}", file=sys.stderr)
             tell([note for note in [repeats(split) if args.seen == "mask" else None] if note])

@@ -14,12 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fastcl.recsys import latex
 from fastcl.recsys.data import Cases, Scorer
 from fastcl.recsys.evaluation.cutoffs import Cutoffs, Metrics, cutoffs_in
 from fastcl.recsys.evaluation.measures import COUNTS, measure, users_gains
 from fastcl.recsys.evaluation.ranking import MEMORY, metric_names, rank_cases, wanted_vectors
+from fastcl.recsys.showing import number
 
 DRAWS = 9999
+EXACT = 13  # the most users with a difference for whom all 2^n signs are tried
+STARS = (0.001, 0.01, 0.05)  # a star for each that a corrected p is below
 
 
 class Comparison(NamedTuple):
@@ -39,6 +43,40 @@ class Comparison(NamedTuple):
         writer.writeheader()
         writer.writerows(self.rows)
         return text.getvalue()
+
+    def to_latex(self) -> str:
+        """Two tables. The first has a row for each name with means ± standard deviations; the best value of a tested
+        metric is bold, with the stars of `best`. The second has a row for each test: the difference, its 95% interval
+        and its corrected p with stars (* below 0.05, ** below 0.01, *** below 0.001).
+        """
+        columns = [c for c in self.rows[0] if c not in ("name", "runs", *COUNTS) and not c.endswith(" sd")]
+        best = {column: self.best(column) for column in columns}
+        rows = []
+        for row in self.rows:
+            cells = [_latex_cell(row, column, best[column]) for column in columns]
+            rows.append([latex.escaped(row["name"]), str(row["runs"]), *cells])
+        parts = [latex.tabular(["", "runs", *map(latex.escaped, columns)], rows, "means over runs")]
+        if self.tests:
+            lines = [
+                [*map(latex.escaped, (test["name"], test["against"], test["metric"])), f"${test['difference']:+.4f}$",
+                 f"${test['low']:+.4f}$ to ${test['high']:+.4f}$", f"{test['p holm']:.4f}{stars(test['p holm'])}"]
+                for test in self.tests
+            ]  # fmt: skip
+            head = ["", "against", "metric", "difference", r"95\%", "$p$ (Holm)"]
+            caption = f"two-sided paired randomisation tests over users, p corrected for {len(lines)} tests by Holm"
+            parts.append(latex.tabular(head, lines, caption))
+        return "\n\n".join(parts) + "\n"
+
+    def best(self, metric: str) -> tuple[str, str] | None:
+        """The name with the highest value of a tested metric, and stars by the largest of its corrected p-values
+        against all other names; None for a metric that is not tested.
+        """
+        tests = [test for test in self.tests if test["metric"] == metric]
+        if not tests:
+            return None
+        name = max(self.rows, key=lambda row: row[metric])["name"]
+        others = [test["p holm"] for test in tests if name in (test["name"], test["against"])]
+        return name, stars(max(others)) if others else ""
 
 
 def compare(
@@ -104,6 +142,15 @@ def compare(
     return Comparison(rows, [{**test, "p holm": p} for test, p in zip(tests, corrected, strict=True)])
 
 
+def stars(p: float) -> str:
+    """A star for each of 0.05, 0.01 and 0.001 that p is below.
+
+    >>> stars(0.2), stars(0.049), stars(0.0009)
+    ('', '*', '***')
+    """
+    return "*" * sum(p < level for level in STARS)
+
+
 def holm(p: Sequence[float]) -> list[float]:
     """p-values corrected for their number by Holm's step-down rule (1979), in the same order.
 
@@ -120,8 +167,9 @@ def holm(p: Sequence[float]) -> list[float]:
 def paired_test(a: np.ndarray, b: np.ndarray, draws: int = DRAWS, seed: int = 0) -> dict[str, float]:
     """Fisher's paired randomisation test, two-sided, of the mean of a - b over users; a, b: float [U].
 
-    Under the null hypothesis a user's two values are exchangeable, so the difference may have either sign. Each draw
-    gives every difference a random sign; p = (1 + #draws whose mean is at least as far from 0 as the observed one) /
+    Under the null hypothesis a user's two values are exchangeable, so the difference may have either sign. Where at
+    most 13 users differ, p is exact: the share of all patterns of signs whose mean is at least as far from 0 as the
+    observed one. Else each draw gives every difference a random sign, and p = (1 + #draws with such a mean) /
     (1 + draws).
 
     Returns "difference", "p", and "low" and "high", the 95% interval of the difference by the normal approximation.
@@ -135,15 +183,36 @@ def paired_test(a: np.ndarray, b: np.ndarray, draws: int = DRAWS, seed: int = 0)
     difference = a - b
     observed = float(difference.mean())
     moved = difference[difference != 0.0]  # a sign changes nothing at 0
-    rng = np.random.default_rng(seed)
-    as_far, block = 0, max(1, 2**22 // max(len(moved), 1))
-    for start in range(0, draws, block):
-        bits = rng.integers(0, 2, (min(block, draws - start), len(moved)), dtype=np.int8)
-        sums = moved.sum() - 2.0 * (bits @ moved)
-        as_far += int((np.abs(sums) >= abs(moved.sum()) * (1 - 1e-12)).sum())
+    if len(moved) <= EXACT:
+        signs = (np.arange(2 ** len(moved))[:, None] >> np.arange(len(moved))) & 1
+        p = float(_as_far(moved, signs).mean())
+    else:
+        rng = np.random.default_rng(seed)
+        as_far, block = 0, max(1, 2**22 // len(moved))
+        for start in range(0, draws, block):
+            signs = rng.integers(0, 2, (min(block, draws - start), len(moved)), dtype=np.int8)
+            as_far += int(_as_far(moved, signs).sum())
+        p = (1 + as_far) / (1 + draws)
     error = float(difference.std(ddof=1) / np.sqrt(len(a))) if len(a) > 1 else float("inf")
-    p = (1 + as_far) / (1 + draws)
     return {"difference": observed, "p": p, "low": observed - 1.96 * error, "high": observed + 1.96 * error}
+
+
+def _as_far(moved: np.ndarray, signs: np.ndarray) -> np.ndarray:
+    """bool [n]: whether the sum of `moved`, with the signs of those turned that are 1 in a row of `signs`, is as far
+    from 0 as its sum without turns.
+    """
+    sums = moved.sum() - 2.0 * (signs @ moved)
+    return np.abs(sums) >= abs(moved.sum()) * (1 - 1e-12)
+
+
+def _latex_cell(row: Mapping[str, Any], column: str, best: tuple[str, str] | None) -> str:
+    if column not in row:
+        return "--"
+    text = number(column, row[column])
+    if best is not None and best[0] == row["name"]:
+        text = latex.bold(text) + best[1]
+    spread = row.get(f"{column} sd")
+    return text if spread is None else f"{text} {latex.escaped('±')} {number(column, spread)}"
 
 
 def _over_runs(results: Sequence[Mapping[str, float]]) -> dict[str, float]:

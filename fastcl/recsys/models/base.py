@@ -179,9 +179,12 @@ class UserModel(Model):
 
 
 def make(model: type[Model], split: Split, **options: Any) -> Any:
-    """A model of the class for the items of a split and, for a UserModel, for its users.
+    """A model of the class for the items of a split and, for a UserModel, for its users. Where the split has no times,
+    a model that reads times has no time cuts unless `options` has some.
 
     The return type is Any because the class decides it.
     """
     users = {"users": split.users} if issubclass(model, UserModel) else {}
+    if split.train.time is None and any(one.name == "time_cuts" for one in dataclasses.fields(model.Config)):
+        options.setdefault("time_cuts", ())
     return model(split.items, **users, **options)

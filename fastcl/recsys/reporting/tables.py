@@ -15,6 +15,7 @@ from fastcl.recsys.evaluation.floors import CoOccurrence, PersonalFrequency, Pop
 from fastcl.recsys.evaluation.measures import COUNTS
 from fastcl.recsys.evaluation.ranking import evaluate
 from fastcl.recsys.reporting import pictures
+from fastcl.recsys.showing import number as number
 from fastcl.recsys.writing import write_bytes
 
 
@@ -71,16 +72,6 @@ def group_table(by: str, reports: Mapping[str, Sequence[Mapping[str, Any]]], col
     first = next(iter(reports.values()))
     header = [f"{column} by {by}", *(f"{row['group']} ({row['cases']:,})" for row in first)]
     return table(header, [[name, *(number(column, row[column]) for row in rows)] for name, rows in reports.items()])
-
-
-def number(column: str, value: float) -> str:
-    """A metric as text: counts without decimals, clicks and bits with few, shares with four.
-
-    >>> number("weekends diversity@10", 310.0)
-    '310'
-    """
-    decimals = {"diversity": 0, "popularity": 1, "novelty": 2}.get(column.partition("@")[0].split()[-1], 4)
-    return f"{value:.{decimals}f}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -218,6 +218,12 @@ def restore(
     return progress
 
 
+def progress_of(folder: Path) -> Progress:
+    """The progress in last.safetensors, which may be an epoch ahead of metrics.jsonl where a process was killed."""
+    path = folder / LAST
+    return _progress(tensorfile.read_facts(path).get("progress", ""), f"{path}: progress")
+
+
 def _learning(model: Model, optimizer: RowAdam) -> set[str]:
     rows = {f"{name}.weight" for name in optimizer.tables}
     return rows | {name for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -1,0 +1,63 @@
+"""`study`: works through a manifest of runs, and returns its tables."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastcl.recsys.studies.manifest import chosen, read, work
+from fastcl.recsys.studies.measuring import Measure, read_manifest
+from fastcl.recsys.studies.summary import Study
+
+
+def study(
+    file: str | Path,
+    *,
+    run: bool = False,
+    only: Sequence[str] = ("",),
+    results: str | Path | None = None,
+    states: str | Path | None = None,
+    progress: bool = True,
+) -> Study:
+    """The study of the manifest `file`: runs with several settings and seeds on one data set or several.
+
+    The manifest is a JSON table like this one:
+
+        {"data": {"purchases": {"path": "bundled:purchases", "seen": "keep"}},
+         "columns": ["recall@10", "ndcg@10"],
+         "runs": [{"label": "popularity", "data": "purchases", "model": "popularity"},
+                  {"label": "SASRec", "data": "purchases", "model": "sasrec", "options": {"dim": 16},
+                   "vary": {"lr": [0.001, 0.003]}, "plan": {"epochs": 5}, "seeds": [0, 1]}]}
+
+    "data" names logs by their path (from the manifest's folder) with the options of `Interactions.read`, "split" (the
+    arguments of `Interactions.split`, or "valid" and "test" files), "seen" and "protocol". "model" is a model or a
+    floor. Each value of "vary" makes a run of its own. "plan" has arguments of `fit`. "paper" may give figures of
+    others, data -> row -> column -> figure: what is above all of them is bold. "notes" has a text for below a table.
+
+    Args:
+        run: do the missing runs. A finished run is never done again: its id is made of its settings and data's path. An
+            interrupted one goes on in its folder.
+        only: with `run`, only the runs whose title contains one of these texts, in their order.
+        results: the file of finished runs; None: NAME.results.json beside NAME.json.
+        states: the folder of the run folders, which are named by id; None: NAME.runs beside NAME.json.
+        progress: whether to report on stderr.
+
+    Raises ValueError for a manifest with a run that cannot be begun, and for a text of `only` in no title.
+
+    >>> print(study("study.json", run=True).to_markdown())  # doctest: +SKIP
+    """
+    file = Path(file)
+    manifest = read_manifest(file)
+    results = Path(results) if results is not None else file.with_suffix(".results.json")
+    states = Path(states) if states is not None else file.with_suffix(".runs")
+    chosen(manifest, only)  # raises before anything is trained
+    if run:
+        work(manifest, results, states, only, Measure(manifest, file.parent, progress), _say if progress else _nothing)
+    return Study(manifest, read(results))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _nothing(line: str) -> None:
+    pass
