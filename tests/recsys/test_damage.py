@@ -197,7 +197,7 @@ def signed(run: Path, config: str, items: str) -> dict[str, bytes]:
 
 
 SETTINGS = (
-    *("epochs", "lr", "seed", "seen", "metric", "patience", "precision", "accumulate"),
+    *("epochs", "lr", "seed", "seen", "metric", "patience", "valid_cases", "precision", "accumulate"),
     *("save_every", "device", "threads", "processes"),
 )
 ENDLESS = ("epochs", "blocks", "accumulate")  # large values of these are work without end, which is fair

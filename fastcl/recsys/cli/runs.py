@@ -7,6 +7,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from fastcl.recsys.data.scoring import check_items
 from fastcl.recsys.data.source import Source
 from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.models import Model
-from fastcl.recsys.training import checkpoint, parts, state
+from fastcl.recsys.training import checkpoint, parts, state, validation
 
 # Fields of config.json that do not tell runs of different settings apart: versions, seed, data, machine.
 NO_SETTINGS = (
@@ -104,7 +105,8 @@ def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> Opened:
         what = "trained with --split none, which holds nothing out; there is no test case"
         raise ValueError(f"{folders[0]}: {what}{hint}")
     seen = args.seen or treatments[0]
-    found = [note for run in runs for note in (_other_clicks(run, split, args.data), unfinished(run)) if note]
+    of_run = (partial(_other_clicks, split=split, path=args.data), unfinished, partial(_sampled, split=split))
+    found = [note for run in runs for about in of_run if (note := about(run))]
     if seen == "mask" and not on and (note := repeats(split)):
         found.append(note)
     return Opened(runs, split, seen, found)
@@ -127,6 +129,15 @@ def unfinished(run: Run) -> str | None:
         return None
     done = f"{len(lines)} of {settings.epochs} epochs are done"
     return f"{run.folder}: {done}, the best of these counts; fastcl resume {run.folder} goes on"
+
+
+def _sampled(run: Run, split: Split) -> str | None:
+    """A note where the epoch whose weights were kept was chosen on a sample of the validation cases, else None."""
+    try:
+        told = validation.note(state.Settings.recorded(run.config), len(split.valid))
+    except ValueError:
+        return None
+    return told and f"{run.folder}: {told}"
 
 
 def repeats(split: Split) -> str | None:
@@ -196,8 +207,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     flat = {key: value for key, value in config.items() if key not in (*NO_SETTINGS, "config")}
     if "init" in flat:
         flat["init"] = f"{flat['init']['run']}@{flat['init']['sha256'][:8]}"
-    # A run that names no schedule had the linear one.
-    return {**config["config"], **({"schedule": "linear"} if "epochs" in flat else {}), **flat}
+    return {**config["config"], **(state.EARLIER if "epochs" in flat else {}), **flat}
 
 
 def _digest(split: Split) -> str:

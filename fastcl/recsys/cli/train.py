@@ -15,7 +15,7 @@ from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.models import MODELS
 from fastcl.recsys.models.base import make
 from fastcl.recsys.options import parse_settings
-from fastcl.recsys.training import checkpoint, lock, processes, trackers, warm
+from fastcl.recsys.training import checkpoint, lock, processes, trackers, validation, warm
 from fastcl.recsys.training.fit import go_on
 from fastcl.recsys.training.starting import begin, enough_memory, reserve
 from fastcl.recsys.training.state import METRICS, PRECISIONS, SCHEDULES, Settings, validation_metric
@@ -42,6 +42,8 @@ def add(commands: Any) -> None:
     option("--set", nargs="+", action="extend", default=[], metavar="key=value", help=settings)
     seen = "mask: rank no item of the history; keep: rank them too, for data with repeats (default: as --init, or mask)"
     option("--seen", choices=SEEN, help=seen)
+    cases = "validate on a random sample of N cases (default: all, or fewer where that is more than 10^10 scores)"
+    option("--valid-cases", type=int, metavar="N", help=cases)
     add_training_options(parser)
     log = "also send each epoch to this tracker, for which fastcl has an extra of the same name; may be repeated"
     option("--log", choices=list(TRACKERS), action="append", default=[], help=log)
@@ -81,7 +83,10 @@ def run(args: argparse.Namespace) -> None:
     seeds = whole_numbers("--seed", args.seed, low=0)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seed: expected different seeds, got {args.seed}")
-    names = ("seen", "metric", "patience", "schedule", "precision", "accumulate", "save_every", "device", "threads")
+    names = [
+        *("seen", "metric", "patience", "valid_cases", "schedule", "precision", "accumulate", "save_every"),
+        *("device", "threads"),
+    ]
     checkpoint.require_safetensors()
     trackers.all_of(args.log, Path(args.out))  # for the error of a package that is missing, before anything is read
     source = source_of(args)
@@ -93,6 +98,7 @@ def run(args: argparse.Namespace) -> None:
             settings = [Settings(args.epochs, lr, seed=seed, **plan) for seed in seeds]
             _check_free(out, folders, args.force)
             split = source.split()
+            settings = [validation.with_sample(each, split) for each in settings]
             record = {**source.to_json(), "command": shlex.join(sys.argv)}
             record |= {"log": args.log} if args.log else {}
         if processes.leads():
@@ -149,4 +155,6 @@ def print_result(folder: Path, history: list[dict[str, Any]], as_json: bool) -> 
     else:
         measured = sorted((name for name in best if "@" in name or name in WITHOUT_K), key=lambda n: n != "recall@10")
         figures = ", ".join(f"{name} {best[name]:.4f}" for name in measured)
+        cases = checkpoint.read_config(folder).get("valid_cases")
+        figures += f" ({cases:,} sampled cases)" if cases else ""
         print(f"{folder}: best of {len(history)} epochs is {best['epoch']:.0f}, validation {figures}")

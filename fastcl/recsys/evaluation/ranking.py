@@ -288,8 +288,13 @@ def _rank(target: torch.Tensor, candidates: torch.Tensor, others: int) -> torch.
     """Rank of target [B, 1] among candidates [B, M]. others: -1 where the candidates hold the target itself, else 0."""
     higher = (candidates > target).sum(1, dtype=torch.int32)
     equal = (candidates == target).sum(1, dtype=torch.int32) + others
+    return placed(target[:, 0], higher, equal)
+
+
+def placed(score: torch.Tensor, higher: torch.Tensor, equal: torch.Tensor) -> torch.Tensor:
+    """The rank of a target with this score [T], of which so many items have higher and so many others equal scores."""
     rank = 1.0 + higher.double() + 0.5 * equal.double()
-    return torch.where(target[:, 0] == -torch.inf, torch.inf, rank)
+    return torch.where(score == -torch.inf, torch.inf, rank)
 
 
 def _rank_above(scores: torch.Tensor, row: torch.Tensor, target: torch.Tensor, best: torch.Tensor) -> torch.Tensor:

@@ -81,6 +81,10 @@ class Model(nn.Module, ABC):
         """
         raise ValueError(f"model: expected one with item vectors, got {self.name}, which scores otherwise")
 
+    def vectors_of(self, item: Tensor) -> Tensor:
+        """[n, D], the rows item [n] of `item_vectors`."""
+        return self.item_vectors()[item]
+
     def scores(self, histories: Histories) -> Tensor:
         """float32 [B, I+1], encode(histories) @ item_vectors().T, or the largest over a history's K vectors. The
         padding column is -inf. Every call encodes the items; in a `frozen` block only the first call does. The model is
@@ -134,6 +138,12 @@ class Model(nn.Module, ABC):
     def encodes_features(self) -> bool:
         """Whether item vectors are made of item features too, so that an item without clicks has one (`with_items`)."""
         return False
+
+    def reads_of(self, histories: Histories) -> Reads | None:
+        """The same of `encode`; `vectors_of` then looks up the rows of its items and no others. None: `encode` or
+        `item_vectors` may read any row, so that several processes gather the tables to validate.
+        """
+        return None
 
     def targets(self, batch: Any) -> int:
         """The number of terms that `loss` averages, which weighs this batch against others of the same step."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.models.base import Model, NamedRows
+from fastcl.recsys.models.base import Model, NamedRows, Reads
 from fastcl.recsys.models.batching import Packed, Spans, batch_count, batched, newest, pack, windows
 from fastcl.recsys.models.layers import GELU, Dropout, PostBlock, seeded, short_normal
 from fastcl.recsys.models.losses import ITEM_LOSSES, Every, Scored, scored
@@ -164,6 +164,10 @@ class BERT4Rec(Model):
         bias = self.bias.weight if isinstance(self.bias, RowTable) else self.bias[:, None]
         return torch.cat([self.item.weight[:-1], bias], 1)
 
+    def vectors_of(self, item: Tensor) -> Tensor:
+        bias = self.bias(item) if isinstance(self.bias, RowTable) else self.bias[item, None]
+        return torch.cat([self.item(item), bias], 1)
+
     def loss(self, batch: Batch) -> Tensor:
         hidden = self.head(self(batch.item, batch.clicks)[batch.covered])
         return ITEM_LOSSES[self.config.loss].loss(hidden, self._scored(), batch.target, batch.negative)
@@ -183,6 +187,9 @@ class BERT4Rec(Model):
         items = [(self.item, ids) for ids in (batch.item, batch.target, batch.negative)]
         biases = [(self.bias, ids) for ids in (batch.target, batch.negative) if isinstance(self.bias, RowTable)]
         return [*items, *biases]
+
+    def reads_of(self, histories: Histories) -> Reads:
+        return [(self.item, self.tensor(np.append(histories.last(self.config.max_len).item, self.mask)))]
 
     def steps(self, train: Histories) -> int:
         return batch_count(self._windows(train), self.config.batch)

@@ -162,6 +162,9 @@ class SASRec(Model):
         """[I+1, D], the item table."""
         return self.item.weight
 
+    def vectors_of(self, item: Tensor) -> Tensor:
+        return self.item(item)
+
     def loss(self, batch: Batch) -> Tensor:
         # Without a click, as a process has none of a batch that is smaller than the processes are many: no state.
         hidden = self(batch.item, batch.clicks) if len(batch.item) else self.norm(self.item(batch.item))
@@ -180,6 +183,9 @@ class SASRec(Model):
         if self.config.loss == "softmax":
             return [(self.item, batch.item), (self.item, None)]
         return [(self.item, ids) for ids in (batch.item, batch.target, batch.negative)]
+
+    def reads_of(self, histories: Histories) -> Reads:
+        return [(self.item, self.tensor(histories.last(self.config.max_len).item))]
 
     def steps(self, train: Histories) -> int:
         return batch_count(windows(train, self.config.max_len), self.config.batch)

@@ -13,17 +13,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from fastcl.recsys import schema, writing
 from fastcl.recsys.data import Split, fingerprints
 from fastcl.recsys.data.source import Source
-from fastcl.recsys.evaluation.ranking import NotNumbers, evaluate
 from fastcl.recsys.models import Model
 from fastcl.recsys.options import at_least
-from fastcl.recsys.training import checkpoint, hooks, lock, loop, parts, processes, state, warm
+from fastcl.recsys.training import checkpoint, hooks, lock, loop, parts, processes, state, validation, warm
 from fastcl.recsys.training.hooks import OnEpoch
 from fastcl.recsys.training.loop import Run
 from fastcl.recsys.training.modelstate import distinct, with_aliases
@@ -50,6 +47,7 @@ def fit(
     seen: str = "mask",
     metric: str = "ndcg@10",
     patience: int | None = None,
+    valid_cases: int | None = None,
     schedule: str = "linear",
     precision: str = "float32",
     accumulate: int = 1,
@@ -78,6 +76,9 @@ def fit(
         metric: the metric on split.valid, with all items ranked, that decides which epoch is the best: "recall", "hr",
             "ndcg", "mrr" or "map" at any cut-off ("recall@20"; default cut-off 10), or "auc".
         patience: stop after so many epochs without a new best, >= 1; None: never.
+        valid_cases: how many cases of split.valid are measured after each epoch, >= 1: a random sample, the same for
+            every `seed`. None: all of them, up to 10^10 scores (cases times items), which take about four minutes of
+            one core; where there are more, as many cases as make so many scores, and at least 1,000.
         schedule: "linear": the learning rate falls to 0 over the steps of all `epochs`; or "constant".
         precision: "float32", or "bfloat16": the loss runs under torch.autocast; weights, optimiser and validation stay
             float32.
@@ -119,6 +120,7 @@ def fit(
                 seen=seen,
                 metric=state.validation_metric(metric),
                 patience=patience,
+                valid_cases=valid_cases,
                 schedule=schedule,
                 precision=precision,
                 accumulate=accumulate,
@@ -130,6 +132,7 @@ def fit(
                 record = {**(record or {}), "init": warm.start(model, init)}
                 if progress and processes.leads():
                     print(f"{model.name} {warm.told(record['init'])}", file=sys.stderr)
+            settings = validation.with_sample(settings, split)
             alike = alike_facts(model, split, settings)
             if out is not None:
                 reserve(stack, Path(out), force)
@@ -251,23 +254,25 @@ def _train(run: Run, progress: bool, on_epoch: OnEpoch | None) -> list[dict[str,
     run.optimizer.share_out()
     _bring_up_to_date(run)
     best: dict[str, Tensor] = {}
+    of_sample = validation.note(settings, len(run.split.valid))
+    if report and of_sample:
+        print(f"{model.name}: {of_sample}", file=sys.stderr, flush=True)
     with own_random_state(model.device):
         while not run.progress.done(settings):
             epoch = len(run.progress.history) + 1
             label = f"{model.name} {epoch}/{settings.epochs}" if report else ""
             parts = loop.epoch(run, lambda: _save(run), label)
-            with run.optimizer.whole():
-                scores = _validate(run)
-                found = run.progress.best
-                line: dict[str, Any] = {
-                    "epoch": epoch,
-                    "loss": sum(parts.values()),
-                    **({"loss_parts": parts} if len(parts) > 1 else {}),
-                    **scores,
-                    "seconds": run.progress.seconds,
-                    "best": found is None or not scores or scores[settings.metric] > found[settings.metric],
-                }
-                run.progress = state.Progress([*run.progress.history, line])
+            scores = validation.validate(run)
+            found = run.progress.best
+            line: dict[str, Any] = {
+                "epoch": epoch,
+                "loss": sum(parts.values()),
+                **({"loss_parts": parts} if len(parts) > 1 else {}),
+                **scores,
+                "seconds": run.progress.seconds,
+                "best": found is None or not scores or scores[settings.metric] > found[settings.metric],
+            }
+            run.progress = state.Progress([*run.progress.history, line])
             if line["best"] and run.folder is None:
                 best = {name: tensor.clone() for name, tensor in distinct(model).items()}
             _save(run)
@@ -344,30 +349,6 @@ def _published(run: Run) -> bool:
     except (ValueError, OSError):
         return False
     return whole
-
-
-def _validate(run: Run) -> dict[str, float]:
-    """The metrics as means over all validation cases; {} without cases. Each process scores a different part of them.
-    """
-    valid = run.split.valid
-    if not len(valid):
-        return {}
-    rows = np.arange(processes.rank(), len(valid), processes.count())
-    part = valid.take(rows)
-    names = run.settings.metrics
-    sums = torch.zeros(len(names) + 1, device="cpu", dtype=torch.float64)
-    if len(rows) or processes.count() == 1:
-        try:
-            options: dict[str, Any] = {"counts": run.split.counts, "seen": run.settings.seen, "metrics": names}
-            scores = evaluate(run.model.eval(), part, **options)
-        except NotNumbers as error:  # the last step of the epoch made weights NaN, which no loss has shown yet
-            raise FloatingPointError(f"{error}, in validation; try a lower lr than {run.settings.lr}") from error
-        if processes.count() == 1:
-            return {name: scores[name] for name in names}
-        means = [1.0, *(scores[name] for name in names)]
-        sums = len(rows) * torch.tensor(means, device="cpu", dtype=torch.float64)
-    total = processes.add(sums.to(run.model.device)).tolist()
-    return {name: value / total[0] for name, value in zip(names, total[1:], strict=True)}
 
 
 def _announce(folder: Path, config: Mapping[str, Any], run: Run) -> None:

@@ -139,6 +139,19 @@ class RowAdam(torch.optim.Adam):
         table.held, table.own, self._reads[name] = Held(ids, weight[:0]), None, []
 
     @contextmanager
+    def own_rows(self) -> Iterator[None]:
+        """A block, outside of `reading`, in which lookups find this process's rows or, after `look`, those fetched."""
+        rank, count = rowshare.processes.rank(), rowshare.processes.count()
+        for table in self.tables.values():
+            ids = torch.arange(rank, table.num_embeddings, count, device=table.weight.device)
+            table.held = Held(ids, table.weight.data)
+        try:
+            yield
+        finally:
+            for table in self.tables.values():
+                table.held = None
+
+    @contextmanager
     def whole(self) -> Iterator[None]:
         """A block in which each process has all rows of the tables, outside of `reading`."""
         cut = {name: table for name, table in self.tables.items() if len(table.weight) < table.num_embeddings}

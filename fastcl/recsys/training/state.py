@@ -33,6 +33,8 @@ DEVICES = ("cpu", "cuda", "mps", "xpu")
 THREADS = 4096  # the most that a config.json may ask for; a damaged one must not start millions
 LAST = "last.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # the state that Adam keeps for each parameter that had a gradient
+# What runs that do not record these settings had.
+EARLIER: dict[str, Any] = {"schedule": "linear", "valid_cases": None}
 # Settings that may differ when a run goes on: they change nothing in the result, or only its last bits.
 FREE = ("save_every", "threads", "device")
 
@@ -62,6 +64,7 @@ class Settings:
     seen: str = "mask"
     metric: str = "ndcg@10"
     patience: int | None = None
+    valid_cases: int | None = None
     schedule: str = "linear"
     precision: str = "float32"
     accumulate: int = 1
@@ -84,8 +87,9 @@ class Settings:
         if self.threads > THREADS:
             raise ValueError(f"threads: expected at most {THREADS}, got {self.threads}")
         between(0.0, float("inf"), "save_every", self.save_every)
-        if self.patience is not None:
-            at_least(1, "patience", self.patience)
+        for name in ("patience", "valid_cases"):
+            if getattr(self, name) is not None:
+                at_least(1, name, getattr(self, name))
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -96,7 +100,7 @@ class Settings:
     def recorded(cls, config: Mapping[str, Any]) -> "Settings":
         """The settings in the content of a config.json; ValueError where it lacks one or holds other values."""
         where = "config.json: expected the settings of a training run"
-        config = {"schedule": "linear", **config}  # runs that record no schedule had the linear one
+        config = {**EARLIER, **config}
         missing = [name for name in cls.__dataclass_fields__ if name not in config]
         if missing:
             raise ValueError(f"{where}, got none of {missing[0]}")

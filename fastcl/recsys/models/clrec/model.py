@@ -19,7 +19,7 @@ from fastcl.library import absent
 from fastcl.momentum import momentum_update
 from fastcl.negatives import NegativeQueue
 from fastcl.recsys.data import Histories, Items
-from fastcl.recsys.models.base import Model, NamedRows
+from fastcl.recsys.models.base import Model, NamedRows, Reads
 from fastcl.recsys.models.batching import (
     Packed,
     Spans,
@@ -130,11 +130,13 @@ class CLRec(Model):
 
     def item_vectors(self) -> Tensor:
         """[I+1, D], normalised encoded items / temperature: a score is cosine / temperature."""
-        return self._every_item() / self.config.temperature
+        return self.vectors_of(torch.arange(len(self.items) + 1, device=self.device))
 
-    def _every_item(self) -> Tensor:
-        every = torch.arange(len(self.items) + 1, device=self.device)
-        return F.normalize(self.features.scored(self.item, every), dim=-1)
+    def vectors_of(self, item: Tensor) -> Tensor:
+        return self._encoded(item) / self.config.temperature
+
+    def _encoded(self, item: Tensor) -> Tensor:
+        return F.normalize(self.features.scored(self.item, item), dim=-1)
 
     def loss(self, batch: Batch) -> Tensor:
         return torch.stack(list(self.parts(batch).values())).sum()
@@ -172,7 +174,7 @@ class CLRec(Model):
             drawn=drawn,
             keys=keys.unflatten(0, drawn.shape),
             queued=queued,
-            items=lambda: self._every_item()[1:],
+            items=lambda: self._encoded(torch.arange(1, len(self.items) + 1, device=self.device)),
             log_share=self.log_share,
             log_q=log_q,
         )
@@ -197,6 +199,9 @@ class CLRec(Model):
             drawn, _ = self.source.read(self.queue, max(0, self.config.negatives - len(batch.target)))
         later = () if batch.later is None else (batch.later.item,)
         return [(self.item.id, ids) for ids in (batch.item, batch.target, drawn, *later)]
+
+    def reads_of(self, histories: Histories) -> Reads:
+        return [(self.item.id, self.tensor(histories.last(self.config.max_len).item))]
 
     def after_step(self, batch: Batch) -> None:
         """Pushes the batch's positives into the queues, as the loss encoded them or as the followers encode them."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fastcl.normalize import normalized
 from fastcl.recsys.data import Histories, Items
-from fastcl.recsys.models.base import Model, NamedRows
+from fastcl.recsys.models.base import Model, NamedRows, Reads
 from fastcl.recsys.models.batching import (
     TOGETHER,
     Packed,
@@ -151,7 +151,10 @@ class MultiCLRec(Model):
 
     def item_vectors(self) -> Tensor:
         """[I+1, D+1], normalised encoded items / temperature, followed by a 1 that multiplies the log share."""
-        vectors = normalized(self.item(torch.arange(len(self.items) + 1, device=self.device))[0])
+        return self.vectors_of(torch.arange(len(self.items) + 1, device=self.device))
+
+    def vectors_of(self, item: Tensor) -> Tensor:
+        vectors = normalized(self.item(item)[0])
         return F.pad(vectors / self.config.temperature, (0, 1), value=1.0)
 
     def intents(self, item: Tensor) -> Tensor:
@@ -202,6 +205,9 @@ class MultiCLRec(Model):
 
     def reads(self, batch: Batch) -> Sequence[tuple[nn.Embedding, Tensor]]:
         return [(self.item.id, ids) for ids in (batch.target, batch.item, self.queues.again())]
+
+    def reads_of(self, histories: Histories) -> Reads:
+        return [(self.item.id, self.tensor(histories.last(self.config.max_len).item))]
 
     def reads_after(self, batch: Batch) -> Sequence[tuple[nn.Embedding, Tensor]]:
         """What the main queue may evict is routed."""
