@@ -53,6 +53,7 @@ from fastcl.recsys.models import (
 from fastcl.recsys.models.carrying import Padded, with_items
 from fastcl.recsys.reporting.intents import intents
 from fastcl.recsys.reporting.report import report
+from fastcl.recsys.serving.index import ItemIndex, open_index
 from fastcl.recsys.serving.recommend import query_vectors, recommend, recommend_users, similar
 from fastcl.recsys.serving.vectors import export, nearest
 from fastcl.recsys.studies.study import study
@@ -78,6 +79,7 @@ __all__ = [
     "Feature",
     "Histories",
     "Interactions",
+    "ItemIndex",
     "Items",
     "Later",
     "LaterReport",
@@ -110,6 +112,7 @@ __all__ = [
     "log_to",
     "merge",
     "nearest",
+    "open_index",
     "prepare",
     "query_vectors",
     "rank_cases",

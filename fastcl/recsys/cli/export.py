@@ -13,7 +13,7 @@ from fastcl.recsys.data.reading.formats import refuse_unused
 from fastcl.recsys.data.source import Source
 from fastcl.recsys.options import at_least
 from fastcl.recsys.serving.recommend import known_histories
-from fastcl.recsys.serving.vectors import FILES, INDEX, WRITERS, export, require_faiss
+from fastcl.recsys.serving.vectors import FILES, WRITERS, export, require_faiss
 from fastcl.recsys.training import checkpoint
 from fastcl.recsys.training.threads import add_threads
 from fastcl.recsys.writing import check_folder
@@ -29,7 +29,8 @@ def add(commands: Any) -> None:
         default="npy",
         help="file to write; faiss needs fastcl[ann] (default: %(default)s)",
     )
-    option("--index", default=INDEX, help="Faiss index factory string (default: %(default)s)")
+    kinds = "Faiss index factory string (default: HNSW32; from 200,000 items on IVF, as IVF1024,Flat for a million)"
+    option("--index", help=kinds)
     option("--queries", metavar="FILE", help="interactions to measure recall with (default: the data of the run)")
     option("-k", type=int, default=10, help="length of the lists whose recall is measured (default: %(default)s)")
     option("--seed", type=int, default=0, help="seed of the sample of queries (default: %(default)s)")
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     if args.to == "faiss":
         require_faiss()
     else:
-        given = {"--queries": (args.queries, None), "--index": (args.index, INDEX), "-k": (args.k, 10)}
+        given = {"--queries": (args.queries, None), "--index": (args.index, None), "-k": (args.k, 10)}
         refuse_unused({**given, "--seed": (args.seed, 0)}, "expected --to faiss with it")
     config = checkpoint.read_config(args.folder)
     check_folder("-o", args.out, FILES, {"--queries": args.queries, **inputs_of(args.folder, config)})
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace) -> None:
     if "index" in found:
         recall = next(f"{name} {value:.4f}" for name, value in found.items() if name.startswith("recall@"))
         print(f"{found['index']}: {recall} against exact search, {found['query_count']:,} queries ({found['queries']})")
+        print(f"one query takes {found['query_ms']:.2f} ms, exact search {found['exact_ms']:.2f} ms")
 
 
 def _queries(file: str | None, config: dict[str, Any], items: Items) -> Histories | None:

@@ -54,6 +54,8 @@ def add(commands: Any) -> None:
     option("--strict", action="store_true", help="refuse items that the run does not know (default: skip, and say so)")
     add_item_options(parser)
     add_items_option(parser)
+    index = "search the Faiss index that fastcl export --to faiss wrote to this folder (default: score all items)"
+    option("--index", metavar="FOLDER", help=index)
     option("--fallback", choices=("popular",), help="what users without a known item get (default: no list)")
     to = (
         "write user, rank, item, score and title (where items have one) there, as Parquet to a .parquet, or a line of "
@@ -89,6 +91,7 @@ def run(args: argparse.Namespace) -> None:
     tell([note for note in [unfinished(Run(Path(args.folder), config, model))] if note])
     fallback = _popular(args.folder, config, model.items) if args.fallback else None
     limits: dict[str, Any] = {"only": args.only, "without": args.without, "fallback": fallback, "strict": args.strict}
+    limits["index"] = args.index
     rows: Iterable[UserRow]
     left_out: tuple[str, ...] = ()
     strangers = 0

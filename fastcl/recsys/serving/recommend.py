@@ -5,6 +5,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from fastcl.recsys.evaluation.cutoffs import Cutoffs, cutoff
 from fastcl.recsys.evaluation.ranking import SEEN, top_k
 from fastcl.recsys.models import Model
 from fastcl.recsys.options import one_of
+from fastcl.recsys.serving.index import ItemIndex, check_belongs, open_index, suits, top_k_by
 
 MAX_CHUNK = 256  # the most histories that are scored at once; more are not faster
 SCORES = 2**25  # the most scores that are held at once: fewer histories where there are many items
@@ -53,6 +55,7 @@ def recommend(
     only: Sequence[str] | None = None,
     without: Sequence[str] = (),
     fallback: Scorer | None = None,
+    index: str | Path | ItemIndex | None = None,
 ) -> Recommendations:
     """The k best items for each history (external ids, oldest first), as (external id, score), best first. Threads may
     share a model: it is only read.
@@ -73,9 +76,15 @@ def recommend(
         without: ids of items that must not be recommended.
         fallback: a scorer of the same items that ranks for histories without a known item, such as
             `Popularity(split.counts, split.items)`.
+        index: a Faiss index of this model's items, or the folder of one (`export`, `open_index`): it is searched in
+            place of scoring all items, so that the lists are those of exact search up to the index's recall, and scores
+            those of its vectors. It is asked for more than k items, seen ones are left out, and a history of which it
+            finds too few gets exact search, as all do where `only` allows less than half of the items. Each call checks
+            that the index was made of the model's weights, in a `frozen` block the first one does.
 
     Raises TypeError for ids that are no strings; ValueError for a bad option, for times that do not match the
-    histories, where the model knows no item of `only`, and under `strict` for an unknown id in a history.
+    histories, where the model knows no item of `only`, for an index of another model or of other weights, and under
+    `strict` for an unknown id in a history.
 
     >>> from fastcl.recsys import Items, SASRec
     >>> model = SASRec(Items(ids=("a", "b", "c")), dim=8, seed=0).eval()
@@ -86,13 +95,14 @@ def recommend(
     k = cutoff(k)
     one_of(SEEN, "seen", seen)
     allowed = _allowed(model.items, only, without)
+    opened = _opened(index, model)
     known, skipped = encode_ids(model.items, histories, times, strict)
     found = Recommendations([] for _ in histories)
     found.skipped, found.left_out = skipped, tuple(np.flatnonzero(known.lengths == 0).tolist())
     for scorer, served in ((model, np.flatnonzero(known.lengths)), (fallback, np.array(found.left_out, np.int64))):
         if scorer is None or not len(served):
             continue
-        ranked = _ranked(scorer, known.take(served), k, seen, allowed)
+        ranked = _ranked(scorer, known.take(served), k, seen, allowed, opened if scorer is model else None)
         for nth, row in zip(served, (row for best in ranked for row in _rows(model.items, *best)), strict=True):
             found[nth] = row
     return found
@@ -135,6 +145,7 @@ def recommend_users(
     only: Sequence[str] | None = None,
     without: Sequence[str] = (),
     fallback: Scorer | None = None,
+    index: str | Path | ItemIndex | None = None,
 ) -> UserRecommendations:
     """The k best items for every user of a log, in the order of the log; arguments and errors as in `recommend`. Memory
     does not grow with the number of users.
@@ -155,6 +166,7 @@ def recommend_users(
     known, skipped = known_histories(model.items, data)
     _refuse(skipped, strict)
     allowed = _allowed(model.items, only, without)
+    opened = _opened(index, model)
     strangers = np.flatnonzero(known.lengths == 0)
     left_out = tuple(data.users[user] for user in strangers.tolist())
 
@@ -168,7 +180,7 @@ def recommend_users(
             }
             found: dict[int, Row] = {}
             for scorer, served in apart.items():
-                ranked = _ranked(scorer, known.take(served), k, seen, allowed)
+                ranked = _ranked(scorer, known.take(served), k, seen, allowed, opened if scorer is model else None)
                 found |= dict(zip(served, (r for best in ranked for r in _rows(model.items, *best)), strict=True))
             yield from ((data.users[user], found[user]) for user in users.tolist() if user in found)
 
@@ -237,9 +249,25 @@ def rank(
     return torch.cat([items for items, _ in parts]), torch.cat([scores for _, scores in parts])
 
 
+def _opened(index: str | Path | ItemIndex | None, model: Model) -> ItemIndex | None:
+    if index is None:
+        return None
+    opened = index if isinstance(index, ItemIndex) else open_index(index)
+    with torch.inference_mode(), frozen(model):
+        check_belongs(opened, model)
+    return opened
+
+
 def _ranked(
-    scorer: Scorer, histories: Histories, k: int, seen: str, allowed: torch.Tensor
+    scorer: Scorer,
+    histories: Histories,
+    k: int,
+    seen: str,
+    allowed: torch.Tensor,
+    index: ItemIndex | None = None,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    if index is not None and isinstance(scorer, Model) and suits(index, allowed):
+        return _found(index, scorer, histories, k, seen, allowed)
     return _chunks(scorer, histories, k, seen, max(1, min(MAX_CHUNK, SCORES // len(allowed))), allowed)
 
 
@@ -276,6 +304,22 @@ def _chunks(
                 raise ValueError(f"fallback: expected {what}")
             best = top_k(scores, rows, k, seen, allowed)
         yield best
+
+
+def _found(
+    index: ItemIndex, model: Model, histories: Histories, k: int, seen: str, allowed: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    check_items(model, histories, "histories")
+
+    def exact(some: Histories) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = list(_ranked(model, some, k, seen, allowed))
+        return torch.cat([items for items, _ in parts]), torch.cat([scores for _, scores in parts])
+
+    for start in range(0, len(histories), MAX_CHUNK):
+        rows = histories.take(np.arange(start, min(start + MAX_CHUNK, len(histories))))
+        with torch.inference_mode(), frozen(model):
+            queries = model.encode(rows).float().numpy(force=True)
+        yield top_k_by(index, queries, rows, k, seen, allowed, exact)
 
 
 def _rows(items: Items, found: torch.Tensor, scores: torch.Tensor) -> list[Row]:

@@ -1,5 +1,5 @@
-"""Item vectors for other programs: a NumPy file or a Faiss index with the item ids, and the recall of the index against
-exact search.
+"""Item vectors for other programs: a NumPy file or a Faiss index with the item ids, and the recall and the time of the
+index against exact search.
 
 `export` checks that inner products of `query_vectors` with the written vectors rank as the model does. Nothing here
 trains; callers leave out seen items.
@@ -7,6 +7,9 @@ trains; callers leave out seen items.
 
 import io
 import json
+import math
+import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,13 +23,19 @@ from fastcl.recsys.evaluation.cutoffs import Cutoffs, cutoff
 from fastcl.recsys.models import Model
 from fastcl.recsys.models.base import inner_products
 from fastcl.recsys.options import one_of
+from fastcl.recsys.training.modelstate import digest
 from fastcl.recsys.writing import check_folder, write_set
 
 FILES = ("vectors.npy", "index.faiss", "ids.json", "export.json")  # an export writes one of the first two, and the rest
-QUERIES = 1000  # the most histories with which recall is measured
+QUERIES = 1000  # the most histories with which recall is measured; at least a tenth of these where items are many
+PRODUCTS = 2 * 10**8  # queries times items with which recall is measured: about ten seconds of one core
 CHUNK = 100  # the most histories that are searched for at once
-INDEX = "HNSW32"
+SCORES = 2**25  # the most scores that are held at once
+TIMED = 100  # the most queries that are timed, one by one
+IVF_FROM = 200_000  # items from which on an HNSW graph takes minutes to build, and an inverted file seconds
 EF_SEARCH = 128  # candidates that a search of an HNSW index keeps; the default of Faiss, 16, misses too many items
+PROBES = 32  # the most cells that a search of an inverted file reads; at most a 16th of the cells
+TRAIN = 64, 2**16  # vectors a cell, and at least, with which an index is trained
 
 
 # (queries float32 [B, D], k) -> (scores [B, k], best first; rows of the vectors, int64 [B, k], -1 for no vector)
@@ -35,8 +44,17 @@ Search = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
 class Written(NamedTuple):
     file: str
-    content: bytes
+    content: bytes | memoryview
     search: Search | None
+
+
+def index_for(items: int) -> str:
+    """The Faiss index of so many items: a graph, or from 200,000 on an inverted file of about sqrt(items) cells.
+
+    >>> index_for(10_000), index_for(10**6)
+    ('HNSW32', 'IVF1024,Flat')
+    """
+    return "HNSW32" if items < IVF_FROM else f"IVF{2 ** round(math.log2(math.sqrt(items)))},Flat"
 
 
 def export(
@@ -46,7 +64,7 @@ def export(
     *,
     queries: Histories | None = None,
     k: Cutoffs = 10,
-    index: str = INDEX,
+    index: str | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Writes the item vectors of a model to `folder` and returns the content of export.json.
@@ -54,18 +72,22 @@ def export(
         vectors.npy   float32 [I, D], row r is the item ids[r]          to="npy"
         index.faiss   the same vectors in the same order, indexed       to="faiss", needs the extra `ann`
         ids.json      the I external ids
-        export.json   model, items, dim, metric, queries_per_history; for "faiss" also the index, its recall@k and the
-                      queries
+        export.json   model, items, dim, metric, queries_per_history, a digest of the weights; for "faiss" also the
+                      index, its recall@k, the queries, and the median milliseconds of a search for one of them
+                      (query_ms) and of exact search (exact_ms), each in this process on torch's threads
 
     The metric is the inner product, and a query is `query_vectors(model, [["id", ...]])`: temperature, normalisation
     and biases are part of the vectors. Where a history has several queries, `nearest` searches for all of them.
+    `recommend(..., index=folder)` uses an index that was written here.
 
     Args:
-        queries: histories to measure recall with, a random 1000 of more; None: histories of one random item each, which
-            are unlike real histories.
+        queries: histories to measure recall with, a random 1000 of more, and from 200,000 items on fewer, at least 100;
+            None: histories of one random item each, which are unlike real histories.
         k: recall@k is the share of the k best items by exact search that the index finds, averaged over the queries.
-        index: a Faiss index factory string. The index is trained where it needs training; HNSW has efSearch=128.
-        seed: seed of the sample of queries.
+        index: a Faiss index factory string; None: HNSW32, and from 200,000 items on an inverted file ("IVF1024,Flat"
+            for 10^6), which is built in seconds and opened without being read. HNSW has efSearch=128; IVF reads up to
+            32 cells, and at most a 16th of them. Training takes 64 random vectors a cell, and at least 65,536.
+        seed: seed of the samples of queries and of vectors.
 
     Files are replaced whole and together: the old export.json is removed first and the new one written last, so that
     export.json never lies beside files of another export, even where writing was cut off. Raises OSError where `folder`
@@ -87,17 +109,20 @@ def export(
     if not len(queries):
         raise ValueError("queries: expected at least one history, got none")
     check_items(model, queries, "queries")
-    queries = queries.take(np.sort(rng.permutation(len(queries))[:QUERIES]))
+    wanted = min(QUERIES, max(QUERIES // 10, PRODUCTS // len(ids)))
+    queries = queries.take(np.sort(rng.permutation(len(queries))[:wanted]))
+    index = index_for(len(ids)) if index is None else index
     with torch.inference_mode(), frozen(model):
         vectors = model.item_vectors()[1:].float().contiguous()
-        written = WRITERS[to](vectors.numpy(force=True), index)
+        written = WRITERS[to](vectors.numpy(force=True), index, rng)
         recall = _recall(model, vectors, queries, k, written.search)
+        clock = {} if written.search is None else _clock(model, vectors, queries, k, written.search)
         per_history = len(model.encode(queries.take(np.zeros(1, np.int64))).flatten(0, -2))
     found = {"model": model.name, "items": len(ids), "dim": vectors.shape[1], "metric": "inner product"}
     found |= {"queries_per_history": per_history}
-    found |= {"file": written.file}
+    found |= {"file": written.file, "bytes": len(written.content), "weights_sha256": digest(model)}
     if recall is not None:
-        found |= {"index": index, f"recall@{k}": recall, "query_count": len(queries), **about}
+        found |= {"index": index, f"recall@{k}": recall, "query_count": len(queries), **about, **clock}
     texts = {"ids.json": json.dumps(ids, ensure_ascii=False), "export.json": json.dumps(found, indent=2)}
     write_set(
         Path(folder),
@@ -146,8 +171,9 @@ def _recall(
 ) -> float | None:
     """Recall@k of `search`, or None without it; ValueError where exact search does not find the model's k best."""
     hits = 0
-    for start in range(0, len(queries), CHUNK):
-        histories = queries.take(np.arange(start, min(start + CHUNK, len(queries))))
+    chunk = max(1, min(CHUNK, SCORES // len(vectors)))
+    for start in range(0, len(queries), chunk):
+        histories = queries.take(np.arange(start, min(start + chunk, len(queries))))
         query = model.encode(histories).float()
         exact = inner_products(query, vectors).topk(k).indices
         scores = model.scores(histories)[:, 1:]
@@ -163,28 +189,52 @@ def _recall(
     return None if search is None else hits / (len(queries) * k)
 
 
-def _npy(vectors: np.ndarray, index: str) -> Written:
+def _clock(model: Model, vectors: torch.Tensor, queries: Histories, k: int, search: Search) -> dict[str, float]:
+    """Median milliseconds of a search for the queries of one history."""
+    query = model.encode(queries.take(np.arange(min(TIMED, len(queries))))).float()
+    one_by_one = query.numpy(force=True)
+    runs: dict[str, Callable[[int], Any]] = {
+        "query_ms": lambda nth: nearest(search, one_by_one[nth : nth + 1], k),
+        "exact_ms": lambda nth: inner_products(query[nth : nth + 1], vectors).topk(k),
+    }
+    found = {}
+    for name, run in runs.items():
+        spent = []
+        for nth in range(len(query)):
+            begun = time.perf_counter()
+            run(nth)
+            spent.append(1e3 * (time.perf_counter() - begun))
+        found[name] = statistics.median(spent)
+    return found
+
+
+def _npy(vectors: np.ndarray, index: str, rng: np.random.Generator) -> Written:
     file = io.BytesIO()
     np.save(file, vectors)
-    return Written("vectors.npy", file.getvalue(), None)
+    return Written("vectors.npy", file.getbuffer(), None)
 
 
-def _faiss(vectors: np.ndarray, index: str) -> Written:
+def _faiss(vectors: np.ndarray, index: str, rng: np.random.Generator) -> Written:
     faiss = require_faiss()
     try:
         built = faiss.index_factory(vectors.shape[1], index, faiss.METRIC_INNER_PRODUCT)
+        ivf = faiss.try_extract_index_ivf(built)
         if not built.is_trained:
-            built.train(vectors)
+            count = max(TRAIN[1], TRAIN[0] * ivf.nlist if ivf else 0)
+            some = np.sort(rng.permutation(len(vectors))[:count])
+            built.train(vectors if count >= len(vectors) else vectors[some])
         built.add(vectors)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0].rpartition(": ")[2]
         raise ValueError(f"index: expected a Faiss factory string that fits, got {index!r} ({reason})") from error
     if index.startswith("HNSW"):
         built.hnsw.efSearch = EF_SEARCH
-    return Written("index.faiss", faiss.serialize_index(built).tobytes(), built.search)
+    if ivf:
+        ivf.nprobe = max(1, min(PROBES, ivf.nlist // 16))
+    return Written("index.faiss", memoryview(faiss.serialize_index(built)), built.search)
 
 
-WRITERS: dict[str, Callable[[np.ndarray, str], Written]] = {"npy": _npy, "faiss": _faiss}
+WRITERS: dict[str, Callable[[np.ndarray, str, np.random.Generator], Written]] = {"npy": _npy, "faiss": _faiss}
 
 
 def require_faiss() -> Any:

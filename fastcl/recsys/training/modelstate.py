@@ -1,10 +1,31 @@
-"""The tensors of a model as files hold them: tensors with several names (tied weights) are stored once."""
+"""The tensors of a model as files hold them: tensors with several names (tied weights) are stored once. And a digest of
+what a model's vectors depend on."""
 
+import dataclasses
+import hashlib
 import itertools
+import json
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+
+from fastcl.recsys.models import Model
+
+
+def digest(model: Model) -> str:
+    """A hash of the model's name, settings, items and their features, and parameters: what its vectors depend on.
+
+    Buffers that training fills, such as queues, are left out.
+    """
+    settings = dataclasses.asdict(model.config)
+    found = hashlib.sha256(json.dumps([model.name, settings, model.items.digest], default=str).encode())
+    arrays = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    arrays |= {f"feature/{name}": torch.from_numpy(feature.codes) for name, feature in model.items.features.items()}
+    for name, tensor in sorted(arrays.items()):
+        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def distinct(model: nn.Module) -> dict[str, Tensor]:
