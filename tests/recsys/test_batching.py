@@ -6,7 +6,7 @@ import torch
 
 from fastcl.recsys import BERT4Rec, CLRec, ContrastVAE, Items, SASRec
 from fastcl.recsys.data import Histories
-from fastcl.recsys.models.batching import Unclicked, batch_count, batched, newest, pack, prefixes, windows
+from fastcl.recsys.models.batching import Prefixes, Unclicked, batch_count, batched, newest, pack, windows
 from fastcl.recsys.models.layers import CausalBlock, PostBlock
 
 
@@ -36,7 +36,7 @@ def test_windows_make_every_click_but_the_first_a_target_once():
 
 def test_prefixes_hold_the_newest_clicks_before_each_target():
     data = histories()
-    spans = prefixes(data, 4)
+    spans = Prefixes(data, 4).all()
     found = {(r, t): data.item[a:t].tolist() for r, a, t in zip(spans.row, spans.start, spans.stop, strict=True)}
     expected = {}
     for r, row in enumerate(rows(data)):

@@ -12,7 +12,7 @@ from test_models import OPTIONS, SASREC, histories, items, rows
 import fastcl
 from fastcl import reference
 from fastcl.recsys import CLRec, Histories
-from fastcl.recsys.models.batching import newest, prefixes
+from fastcl.recsys.models.batching import Prefixes, newest
 
 
 def test_encodes_users_as_the_paper_writes_it():
@@ -71,7 +71,7 @@ def test_time_buckets_reach_up_to_the_newest_click():
     _, _, bucket = model._clicks(data, newest(data, 7))
     assert bucket.tolist() == [2, 0, 0, 0, 1, 0]
     # In training too, where the target's own time is later: the gap ends at the newest click of the history.
-    spans = prefixes(data, 7)
+    spans = Prefixes(data, 7).all()
     clicks, _, bucket = model._clicks(data, spans)
     assert [bucket[clicks.row == r].tolist() for r in range(4)] == [[0], [1, 0], [2, 0, 0], [0]]
     assert CLRec(items(), time_cuts=(), **OPTIONS).user.bucket is None
@@ -109,7 +109,7 @@ def test_history_does_not_depend_on_what_comes_after():
     two = Histories.from_lists([[1, 2, 9, 9]], [[0, 100, 10**7, 10**8]])
     users = []
     for data in (one, two):
-        clicks, item, bucket = model._clicks(data, prefixes(data, 7))
+        clicks, item, bucket = model._clicks(data, Prefixes(data, 7).all())
         users.append(model(model.item(item), bucket, clicks))
     assert torch.equal(users[0][:2], users[1][:2])
     assert not torch.equal(users[0][2], users[1][2])

@@ -140,7 +140,7 @@ def test_u2u_sets_the_clicks_after_a_history_against_it(encoder, longest):
             assert after[0] == batch.target[pair]
             seen += 1
             places.add(len(history))
-    assert seen == len(model.user.spans(data, longest).start)
+    assert seen == model.user.spans(data, longest).total
     assert len(places) > 3, "the moment is always the same"
 
 

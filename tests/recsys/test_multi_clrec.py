@@ -14,7 +14,7 @@ from test_models import OPTIONS as SMALL
 from test_models import histories, items
 
 from fastcl.recsys import Histories, Items, MultiCLRec, MultiCLRecConfig, bundled, evaluate, fit, nearest
-from fastcl.recsys.models.batching import prefixes
+from fastcl.recsys.models.batching import Prefixes
 from fastcl.recsys.models.multi_clrec.parts import balance, polarity, routing, separation, straight_through
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -250,7 +250,7 @@ def test_a_history_does_not_depend_on_what_comes_after() -> None:
     two = Histories.from_lists([[1, 2, 9, 9]], [[0, 100, 10**7, 10**8]])
     users = []
     for data in (one, two):
-        clicks, item, bucket = model._clicks(data, prefixes(data, 7))
+        clicks, item, bucket = model._clicks(data, Prefixes(data, 7).all())
         users.append(model(*model.item(item), model.intents(item), bucket, clicks).intention)
     assert torch.equal(users[0][:2], users[1][:2])
     assert not torch.equal(users[0][2], users[1][2])

@@ -26,6 +26,10 @@ class Spans(NamedTuple):
     stop: np.ndarray  # int64 [S]
     row: np.ndarray  # int64 [S]
 
+    @property
+    def total(self) -> int:
+        return len(self.start)
+
     def take(self, which: np.ndarray) -> "Spans":
         return Spans(self.start[which], self.stop[which], self.row[which])
 
@@ -129,17 +133,34 @@ def windows(histories: Histories, length: int) -> Spans:
     return Spans(np.maximum(histories.offsets[:-1][row], stop - length - 1), stop, row)
 
 
-def prefixes(histories: Histories, length: int) -> Spans:
-    """For every click but a history's first, a span of the newest `length` clicks before it; the click is at `stop`."""
-    row = np.repeat(np.arange(len(histories)), histories.lengths)
-    first = histories.offsets[:-1][row]
-    stop = np.arange(len(row))
-    later = stop > first
-    return Spans(np.maximum(first, stop - length)[later], stop[later], row[later])
+class Prefixes:
+    """For every click but a history's first, a span of the newest `length` clicks before it; the click is at `stop`.
+    Spans are made when they are taken: of fifty million clicks they would fill gigabytes.
+    """
+
+    def __init__(self, histories: Histories, length: int) -> None:
+        self._offsets, self._length = histories.offsets, length
+        self._upto = np.maximum(histories.lengths - 1, 0).cumsum()  # spans up to and with each history
+
+    @property
+    def total(self) -> int:
+        return int(self._upto[-1]) if len(self._upto) else 0
+
+    def take(self, which: np.ndarray) -> Spans:
+        row = np.searchsorted(self._upto, which, side="right")
+        stop = self._offsets[row + 1] - self._upto[row] + which
+        return Spans(np.maximum(self._offsets[row], stop - self._length), stop, row)
+
+    def all(self) -> Spans:
+        return self.take(np.arange(self.total))
 
 
 def batched(
-    spans: Spans, batch: int, rng: np.random.Generator, share: tuple[int, int] = (0, 1), sorted_together: int = 1
+    spans: Spans | Prefixes,
+    batch: int,
+    rng: np.random.Generator,
+    share: tuple[int, int] = (0, 1),
+    sorted_together: int = 1,
 ) -> Iterator[Spans]:
     """All spans once, in random batches.
 
@@ -149,22 +170,25 @@ def batched(
         spans with one target each. Where every click is a target, the mean over a batch of short spans would weigh
         each target more than the mean over a batch of long spans.
     """
-    order = rng.permutation(len(spans.start))
-    length = spans.stop - spans.start
+    total = spans.total
+    order = np.arange(total, dtype=np.int32 if total < 2**31 else np.int64)
+    rng.shuffle(order)
     group = batch * sorted_together
-    batches = []
-    for begin in range(0, len(order), group):
-        chunk = order[begin : begin + group]
-        chunk = chunk[np.argsort(length[chunk], kind="stable")]
-        batches += [chunk[i : i + batch] for i in range(0, len(chunk), batch)]
+    sorted_ = np.zeros(-(-total // group), bool)  # a group is sorted when its first batch is taken
     first, step = share
-    for which in rng.permutation(len(batches)):
-        yield spans.take(batches[which][first::step])
+    for nth in rng.permutation(-(-total // batch)):
+        begin = nth * batch // group * group
+        if not sorted_[begin // group]:
+            chunk = order[begin : begin + group]
+            some = spans.take(chunk)
+            order[begin : begin + group] = chunk[np.argsort(some.stop - some.start, kind="stable")]
+            sorted_[begin // group] = True
+        yield spans.take(order[nth * batch : (nth + 1) * batch][first::step])
 
 
-def batch_count(spans: Spans, batch: int) -> int:
+def batch_count(spans: Spans | Prefixes, batch: int) -> int:
     """The number of batches that `batched` yields, whatever sorted_together is."""
-    return -(-len(spans.start) // batch)
+    return -(-spans.total // batch)
 
 
 def log_shares(train: Histories, n_items: int) -> Tensor:

@@ -5,6 +5,7 @@ Nothing here encodes histories or trains.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ def open_index(folder: str | Path) -> ItemIndex:
     folder = Path(folder)
     faiss = require_faiss()
     path = folder / "export.json"
-    if not path.is_file():
+    if not os.path.isfile(path):  # of a name that is too long False, where Path.is_file raises
         raise FileNotFoundError(f"index: expected a folder that export wrote, got {folder} without export.json")
     found = schema.parse(path.read_bytes(), str(path))
     if isinstance(found, dict) and found.get("file") != "index.faiss":

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.models.base import NamedRows
-from fastcl.recsys.models.batching import TOGETHER, Packed, Spans, prefixes, windows
+from fastcl.recsys.models.batching import TOGETHER, Packed, Prefixes, Spans, windows
 from fastcl.recsys.models.clrec.config import CLRecConfig
 from fastcl.recsys.models.layers import CausalBlock, Dropout, MultiAtt, WeightedHeads
 
@@ -102,7 +102,7 @@ class UserEncoder(nn.Module, ABC):
 
     @staticmethod
     @abstractmethod
-    def spans(histories: Histories, length: int) -> Spans:
+    def spans(histories: Histories, length: int) -> Spans | Prefixes:
         """Spans of at most `length` clicks; a target follows the newest click of each."""
 
     @staticmethod
@@ -134,8 +134,8 @@ class Pooling(UserEncoder):
         self.aggregate = WeightedHeads(config.dim)
 
     @staticmethod
-    def spans(histories: Histories, length: int) -> Spans:
-        return prefixes(histories, length)
+    def spans(histories: Histories, length: int) -> Prefixes:
+        return Prefixes(histories, length)
 
     @staticmethod
     def trained(clicks: Packed) -> Tensor:

@@ -20,12 +20,12 @@ from fastcl.recsys.models.base import Model, NamedRows, Reads
 from fastcl.recsys.models.batching import (
     TOGETHER,
     Packed,
+    Prefixes,
     Spans,
     batch_count,
     batched,
     newest,
     pack,
-    prefixes,
     time_buckets,
 )
 from fastcl.recsys.models.clrec.model import Batch
@@ -219,12 +219,12 @@ class MultiCLRec(Model):
         self.queues.push(self._positives, batch.target, route=lambda ids: self.intents(ids).argmax(1))
 
     def steps(self, train: Histories) -> int:
-        return batch_count(prefixes(train, self.config.max_len), self.config.batch)
+        return batch_count(Prefixes(train, self.config.max_len), self.config.batch)
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         """One epoch: every click but a history's first is a target once."""
         check_unit(train, self.config.time_unit, self.cuts)
-        for spans in batched(prefixes(train, self.config.max_len), self.config.batch, rng, self.share, TOGETHER):
+        for spans in batched(Prefixes(train, self.config.max_len), self.config.batch, rng, self.share, TOGETHER):
             yield Batch(*self._clicks(train, spans), self.tensor(train.item[spans.stop]))
 
     def _clicks(self, histories: Histories, spans: Spans) -> tuple[Packed, Tensor, Tensor]:
