@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fastcl.recsys.baselines.nextitem import LOSS_MEANING, Batch, NextItem, NextItemConfig
 from fastcl.recsys.data import PAD, Histories
-from fastcl.recsys.models.batching import Packed, Spans, newest, prefixes
+from fastcl.recsys.models.batching import Packed, Prefixes, Spans, newest
 from fastcl.recsys.models.layers import POSITIONS, Dropout
 from fastcl.recsys.models.losses import Draw
 from fastcl.recsys.options import above, at_least
@@ -109,8 +109,8 @@ class MIND(NextItem):
         weight = FORMS[self.config.form](fit, self.config.power)
         return self.of_states((weight[:, None] @ interests)[:, 0], batch)
 
-    def spans(self, train: Histories) -> Spans:
-        return prefixes(train, self.config.max_len)
+    def spans(self, train: Histories) -> Prefixes:
+        return Prefixes(train, self.config.max_len)
 
     def batch(self, train: Histories, spans: Spans, draw: Draw, rng: np.random.Generator) -> Batch:
         clicks, item = self.clicks(train, spans)

@@ -15,7 +15,17 @@ from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.models.base import Model
-from fastcl.recsys.models.batching import Packed, Spans, batch_count, batched, log_shares, newest, pack, windows
+from fastcl.recsys.models.batching import (
+    Packed,
+    Prefixes,
+    Spans,
+    batch_count,
+    batched,
+    log_shares,
+    newest,
+    pack,
+    windows,
+)
 from fastcl.recsys.models.layers import seeded
 from fastcl.recsys.models.losses import ITEM_LOSSES, Draw, ItemLoss, Scored, scored
 from fastcl.recsys.options import above, at_least, between
@@ -123,7 +133,7 @@ class NextItem(Model):
     def steps(self, train: Histories) -> int:
         return batch_count(self.spans(train), self.config.batch)
 
-    def spans(self, train: Histories) -> Spans:
+    def spans(self, train: Histories) -> Spans | Prefixes:
         """The pieces of the histories that train, each with one click more than is read."""
         return windows(train, self.config.max_len)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fastcl.recsys.baselines.transformer import Transformer, TransformerConfig
 from fastcl.recsys.data import Histories
 from fastcl.recsys.models.base import NamedRows
-from fastcl.recsys.models.batching import Packed, Spans, Unclicked, batch_count, batched, pack, prefixes
+from fastcl.recsys.models.batching import Packed, Prefixes, Spans, Unclicked, batch_count, batched, pack
 from fastcl.recsys.models.layers import short_normal
 from fastcl.recsys.options import at_least, between
 from fastcl.recsys.settings import setting
@@ -154,7 +154,7 @@ class S3Rec(Transformer):
         self.pretrained.fill_(1)
 
     def _prefixes(self, train: Histories) -> Spans:
-        spans = prefixes(train, self.config.max_len - 1)
+        spans = Prefixes(train, self.config.max_len - 1).all()
         return spans._replace(stop=spans.stop + 1)
 
     def _pretraining(
