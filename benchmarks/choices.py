@@ -21,7 +21,7 @@ from benchmarks.protocols import some
 from benchmarks.sources import BUNDLED, timed
 from fastcl.recsys import Interactions, MultiCLRec, bundled, evaluate, fit
 from fastcl.recsys.data import Split
-from fastcl.recsys.evaluation.floors import CoOccurrence
+from fastcl.recsys.models.floors import CoOccurrence
 
 RESULTS = Path(__file__).parent / "results" / "choices.json"
 CASES = 1000  # validation cases of a set, the same for all its variants
@@ -42,10 +42,10 @@ def floor(folder: Path) -> Iterator[dict[str, Any]]:
         split = _split(name, folder, False)
         cases = some(split.valid, CASES)
         for values in product(*FLOOR.values()):
-            variant = dict(zip(FLOOR, values, strict=True))
+            variant: dict[str, Any] = dict(zip(FLOOR, values, strict=True))
             if variant["mix"] == 0.0 and variant["steps"] > 1:  # transitions have weight 0, `steps` changes nothing
                 continue
-            scorer = type("Variant", (CoOccurrence,), variant)(split.train, len(split.items))
+            scorer = CoOccurrence(split.train, len(split.items), **variant)
             found = evaluate(scorer, cases, seen=seen)
             yield {"choice": "floor", "set": name, **variant, "ndcg@10": found["ndcg@10"]}
 

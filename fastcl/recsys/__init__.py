@@ -27,7 +27,6 @@ from fastcl.recsys.data.merging import merge
 from fastcl.recsys.data.preparing import prepare
 from fastcl.recsys.data.scoring import frozen
 from fastcl.recsys.evaluation.comparison import compare
-from fastcl.recsys.evaluation.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.evaluation.groups import by_group
 from fastcl.recsys.evaluation.ranking import evaluate, rank_cases, top_k
 from fastcl.recsys.evaluation.robustness import robustness
@@ -40,17 +39,24 @@ from fastcl.recsys.models import (
     CLRecConfig,
     ContrastVAE,
     ContrastVAEConfig,
+    CoOccurring,
+    CoOccurringConfig,
+    Frequent,
+    FrequentConfig,
     LightGCN,
     LightGCNConfig,
     MFConfig,
     Model,
     MultiCLRec,
     MultiCLRecConfig,
+    Popular,
+    PopularConfig,
     SASRec,
     SASRecConfig,
     register,
 )
 from fastcl.recsys.models.carrying import Padded, with_items
+from fastcl.recsys.models.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.reporting.intents import intents
 from fastcl.recsys.reporting.report import report
 from fastcl.recsys.serving.index import ItemIndex, open_index
@@ -72,11 +78,15 @@ __all__ = [
     "CLRecConfig",
     "Cases",
     "CoOccurrence",
+    "CoOccurring",
+    "CoOccurringConfig",
     "ContrastVAE",
     "ContrastVAEConfig",
     "DataReport",
     "Epoch",
     "Feature",
+    "Frequent",
+    "FrequentConfig",
     "Histories",
     "Interactions",
     "ItemIndex",
@@ -92,6 +102,8 @@ __all__ = [
     "MultiCLRecConfig",
     "Padded",
     "PersonalFrequency",
+    "Popular",
+    "PopularConfig",
     "Popularity",
     "SASRec",
     "SASRecConfig",

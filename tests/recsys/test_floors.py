@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from benchmarks import choices
 from fastcl.recsys import MultiCLRecConfig
 from fastcl.recsys.data import Histories, Interactions
-from fastcl.recsys.evaluation.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.evaluation.ranking import evaluate, top_k
+from fastcl.recsys.models.floors import CoOccurrence, PersonalFrequency, Popularity
 
 INF = math.inf
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from fastcl.recsys.data import Cases, Feature, Histories, Interactions, Items
 from fastcl.recsys.evaluation.distance import feature_vectors
-from fastcl.recsys.evaluation.floors import Popularity
 from fastcl.recsys.evaluation.groups import by_group
 from fastcl.recsys.evaluation.measures import measure
 from fastcl.recsys.evaluation.ranking import evaluate, rank_cases
 from fastcl.recsys.evaluation.robustness import delete, replace, robustness
+from fastcl.recsys.models.floors import Popularity
 
 INF = math.inf
 

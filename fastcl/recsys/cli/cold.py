@@ -12,10 +12,10 @@ from fastcl.recsys.data import Scorer, Split
 from fastcl.recsys.data.later import Later, later
 from fastcl.recsys.data.source import Source
 from fastcl.recsys.data.splits import ITEMS
-from fastcl.recsys.evaluation.floors import Popularity
 from fastcl.recsys.evaluation.ranking import evaluate
 from fastcl.recsys.models import Model
 from fastcl.recsys.models.carrying import Among, Padded, check_encodes, of_features, with_items
+from fastcl.recsys.models.floors import Popularity
 
 
 def add_items_option(parser: Any) -> None:

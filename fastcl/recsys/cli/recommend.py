@@ -20,8 +20,8 @@ from fastcl.recsys.data import Interactions, Items, fingerprints
 from fastcl.recsys.data.merging import merge, of_users
 from fastcl.recsys.data.source import Source
 from fastcl.recsys.data.splits import LeakageWarning
-from fastcl.recsys.evaluation.floors import Popularity
 from fastcl.recsys.evaluation.ranking import SEEN
+from fastcl.recsys.models.floors import Popularity
 from fastcl.recsys.options import at_least
 from fastcl.recsys.serving.recommend import Row, known_histories, recommend, recommend_users
 from fastcl.recsys.training import checkpoint

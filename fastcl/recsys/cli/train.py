@@ -22,6 +22,8 @@ from fastcl.recsys.training.state import METRICS, PRECISIONS, SCHEDULES, Setting
 from fastcl.recsys.training.threads import add_threads
 from fastcl.recsys.training.trackers import TRACKERS
 
+EPOCHS = 20
+
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
@@ -51,13 +53,14 @@ def add(commands: Any) -> None:
     option("--force", action="store_true", help="overwrite a run that is in RUN")
     option("--json", action="store_true", help="print the result as JSON")
     names = {"how": "--split", "split": "--split", "seed": "--split-seed", "tracker": "--log"}
-    parser.set_defaults(run=run, names=names)
+    parser.set_defaults(run=run, names=names, epochs=None)  # the model decides
 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of a training that `tune` has too."""
     option = parser.add_argument
-    option("--epochs", type=int, default=20, help="passes over the train rows, at most (default: %(default)s)")
+    passes = f"passes over the train rows, at most (default: {EPOCHS}; 1 for a model that only counts clicks)"
+    option("--epochs", type=int, default=EPOCHS, help=passes)
     option("--patience", type=int, metavar="N", help="stop after N epochs without a better one (default: never)")
     metric = "validation metric that decides which epoch is the best, such as recall@20 or auc (default: %(default)s)"
     option("--metric", default="ndcg@10", help=metric)
@@ -79,7 +82,8 @@ def run(args: argparse.Namespace) -> None:
     args.seen = args.seen or (earlier or {}).get("seen", "mask")
     model_class = MODELS[args.model]
     options = _settings_of(earlier, args.model) | parse_settings(model_class.Config, args.set)
-    lr = model_class.Config(**options).lr if args.lr is None else args.lr
+    lr = model_class.learning_rate(model_class.Config(**options), args.lr)
+    args.epochs = args.epochs if args.epochs is not None else EPOCHS if model_class.learns else 1
     seeds = whole_numbers("--seed", args.seed, low=0)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seed: expected different seeds, got {args.seed}")

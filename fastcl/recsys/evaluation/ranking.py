@@ -81,7 +81,7 @@ def evaluate(
     table than the cases.
 
     >>> from fastcl.recsys.data import bundled
-    >>> from fastcl.recsys.evaluation.floors import Popularity
+    >>> from fastcl.recsys import Popularity
     >>> split = bundled("purchases").split()
     >>> round(evaluate(Popularity(split.counts), split.test, seen="keep")["recall@10"], 4)
     0.2085
@@ -132,7 +132,7 @@ def rank_cases(
     inputs: one history per case, which the scorer reads instead of the case's own; the own one still masks seen items.
 
     >>> from fastcl.recsys.data import bundled
-    >>> from fastcl.recsys.evaluation.floors import Popularity
+    >>> from fastcl.recsys import Popularity
     >>> split = bundled("purchases").split()
     >>> found = rank_cases(Popularity(split.counts), split.test, k=(10,))
     >>> len(found.rank), int(found.shown.sum())

@@ -13,6 +13,14 @@ from fastcl.recsys.models.clrec.config import CLRecConfig
 from fastcl.recsys.models.clrec.model import CLRec
 from fastcl.recsys.models.contrastvae.config import ContrastVAEConfig
 from fastcl.recsys.models.contrastvae.model import ContrastVAE
+from fastcl.recsys.models.counted import (
+    CoOccurring,
+    CoOccurringConfig,
+    Frequent,
+    FrequentConfig,
+    Popular,
+    PopularConfig,
+)
 from fastcl.recsys.models.lightgcn import LightGCN, LightGCNConfig
 from fastcl.recsys.models.mf import MF, MFConfig
 from fastcl.recsys.models.multi_clrec.config import MultiCLRecConfig
@@ -64,7 +72,9 @@ class Table(MutableMapping[str, Any]):
 
 # The type is Any because MODEL(items, seed=..., **options) takes the fields of that model's own Config as options.
 MODELS: MutableMapping[str, Any] = Table(
-    {model.name: model for model in (SASRec, CLRec, MultiCLRec, BERT4Rec, ContrastVAE, MF, LightGCN)} | LATER
+    {model.name: model for model in (SASRec, CLRec, MultiCLRec, BERT4Rec, ContrastVAE, MF, LightGCN)}
+    | {model.name: model for model in (Popular, CoOccurring, Frequent)}
+    | LATER
 )
 
 M = TypeVar("M", bound=type[Model])
@@ -106,14 +116,20 @@ __all__ = [
     "BERT4RecConfig",
     "CLRec",
     "CLRecConfig",
+    "CoOccurring",
+    "CoOccurringConfig",
     "ContrastVAE",
     "ContrastVAEConfig",
+    "Frequent",
+    "FrequentConfig",
     "LightGCN",
     "LightGCNConfig",
     "MFConfig",
     "Model",
     "MultiCLRec",
     "MultiCLRecConfig",
+    "Popular",
+    "PopularConfig",
     "SASRec",
     "SASRecConfig",
     "register",

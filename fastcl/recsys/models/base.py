@@ -52,6 +52,8 @@ class Model(nn.Module, ABC):
     part_names: tuple[str, ...] = ("loss",)
     # The tensors of the state dict whose row i is that of item i.
     item_tables: ClassVar[tuple[str, ...]] = ("item.weight",)
+    # Whether training has steps of an optimiser. A model that only counts the clicks (counted.py) has one epoch.
+    learns: ClassVar[bool] = True
     # (rank, world_size): `batches` yields only this process's slice of each batch. An argument of `batched`.
     share: tuple[int, int] = (0, 1)
 
@@ -95,6 +97,11 @@ class Model(nn.Module, ABC):
             scores = inner_products(self.encode(histories), item_table(self))
         scores[:, PAD] = -torch.inf
         return scores
+
+    def neighbours(self, item: int) -> Tensor:
+        """float32 [I+1], how near each item is to item `item` (1..I): here the cosine of their vectors."""
+        vectors = nn.functional.normalize(item_table(self).float(), dim=1)
+        return vectors @ vectors[item]
 
     @abstractmethod
     def loss(self, batch: Any) -> Tensor:
@@ -153,6 +160,17 @@ class Model(nn.Module, ABC):
         """Updates what a model carries from batch to batch, such as a queue. Training calls it after each batch with
         targets: after the optimiser step or, for all but the last of several batches of a step, after backward.
         """
+
+    @classmethod
+    def learning_rate(cls, config: Any, asked: float | None) -> float:
+        """The rate that training begins with: `asked`, or that of the config. ValueError where one is asked of a model
+        that learns no weights, whose rate is recorded as 1.
+        """
+        if cls.learns:
+            return float(config.lr) if asked is None else asked
+        if asked is not None:
+            raise ValueError(f"lr: expected none for {cls.name}, which has no weights to learn, got {asked}")
+        return 1.0
 
     @property
     def device(self) -> torch.device:

@@ -185,6 +185,8 @@ def check_alike(model: Model, earlier: Model, name: str) -> None:
     """ValueError where the weights of `earlier` mean something else than those of `model`."""
     if type(model) is not type(earlier):
         raise ValueError(f"{name}: expected a run of {model.name}, got one of {earlier.name}")
+    if not model.learns:
+        raise ValueError(f"{name}: expected none for {model.name}, which counts the clicks and has no weights to carry")
     theirs = asdict(earlier.config)
     for key, value in asdict(model.config).items():
         if key not in MAY_DIFFER and value != theirs[key]:

@@ -18,6 +18,7 @@ from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.models.base import NamedRows
 from fastcl.recsys.models.collaborative import Batch, Collaborative, CollaborativeConfig, Vectors
 from fastcl.recsys.models.layers import seeded
+from fastcl.recsys.models.ragged import Ragged
 from fastcl.recsys.options import at_least
 from fastcl.recsys.settings import setting, settled
 
@@ -81,21 +82,13 @@ class Side(NamedTuple):
         )
 
 
-class Graph(nn.Module):
-    """Which user has clicked which items. The graph is part of the model's state, with any number of edges; it has none
-    before training.
-
-    offsets [U+1], item [edges]: int64, each user's distinct items in rising order.
+class Graph(Ragged):
+    """Which user has clicked which items: each user's distinct items in rising order. The graph is part of the model's
+    state, with any number of edges; it has none before training.
     """
 
-    offsets: Tensor
-    item: Tensor
-
     def __init__(self, users: int, items: int) -> None:
-        super().__init__()
-        self.items = items
-        self.register_buffer("offsets", torch.zeros(users + 1, dtype=torch.int64))
-        self.register_buffer("item", torch.zeros(0, dtype=torch.int64))
+        super().__init__(items, users)
         self._sides: tuple[Tensor, Side, Side] | None = None
 
     def fill(self, train: Histories) -> None:
@@ -103,12 +96,7 @@ class Graph(nn.Module):
         row = np.repeat(np.arange(len(train)), train.lengths)
         pair = np.unique(row * (self.items + 1) + train.item)
         row, item = np.divmod(pair, self.items + 1)
-        offsets = np.append(0, np.bincount(row, minlength=len(train)).cumsum())
-        if not np.array_equal(offsets, self.offsets.numpy(force=True)) or not np.array_equal(
-            item, self.item.numpy(force=True)
-        ):
-            self.offsets = torch.from_numpy(offsets).to(self.offsets.device)
-            self.item = torch.from_numpy(item).to(self.item.device)
+        self.set(np.append(0, np.bincount(row, minlength=len(train)).cumsum()), item)
 
     def sides(self) -> tuple[Side, Side]:
         """The edges of the users [U] and of the items [I+1]."""
@@ -124,27 +112,6 @@ class Graph(nn.Module):
                 Side(ends, user[order], weight[order]),
             )
         return self._sides[1:]
-
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
-        missing, errors = others[2], others[4]
-        names = [f"{prefix}{name}" for name in ("offsets", "item")]
-        missing += [name for name in names if name not in state]
-        if missing:
-            return
-        offsets, item = (state[name].detach().clone().to(self.item.device) for name in names)
-        whole = (
-            offsets.dtype == item.dtype == torch.int64
-            and offsets.shape == self.offsets.shape
-            and item.ndim == 1
-            and int(offsets[0]) == 0
-            and int(offsets[-1]) == len(item)
-            and bool((offsets.diff() >= 0).all())
-            and (not len(item) or 1 <= int(item.min()) <= int(item.max()) <= self.items)
-        )
-        if not whole:
-            errors.append(f"{', '.join(names)}: expected the items of each user, 1..{self.items}, got others")
-            return
-        self.offsets, self.item = offsets, item
 
 
 class LightGCN(Collaborative):

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from fastcl.recsys.data import Cases, Scorer, Split
-from fastcl.recsys.evaluation.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.evaluation.measures import COUNTS
 from fastcl.recsys.evaluation.ranking import evaluate
+from fastcl.recsys.models.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.reporting import pictures
 from fastcl.recsys.showing import number as number
 from fastcl.recsys.writing import write_bytes

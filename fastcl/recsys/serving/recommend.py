@@ -14,7 +14,7 @@ import torch
 from fastcl.recsys.data import PAD, Histories, Interactions, Items, Scorer
 from fastcl.recsys.data.containers import number_array
 from fastcl.recsys.data.ids import Ids
-from fastcl.recsys.data.scoring import check_items, frozen, item_table
+from fastcl.recsys.data.scoring import check_items, frozen
 from fastcl.recsys.evaluation.cutoffs import Cutoffs, cutoff
 from fastcl.recsys.evaluation.ranking import SEEN, top_k
 from fastcl.recsys.models import Model
@@ -111,7 +111,8 @@ def recommend(
 def similar(
     model: Model, item: str, k: Cutoffs = 10, *, only: Sequence[str] | None = None, without: Sequence[str] = ()
 ) -> Row:
-    """The k items whose vectors have the largest cosines with that of `item`, as (external id, cosine), best first.
+    """The k items whose vectors have the largest cosines with that of `item`, as (external id, cosine), best first. Of
+    CoOccurring, which has no vectors, the cosines are those of the items' users.
 
     item: an external id that the model knows; it is never in its own list. only, without: as in `recommend`. Threads
     may share a model. Raises ValueError for an unknown id, a bad option, or a model without item vectors.
@@ -129,8 +130,7 @@ def similar(
         raise ValueError(f"item: expected an id that the model knows, got {item!r}")
     allowed = _allowed(model.items, only, without)
     with torch.inference_mode(), frozen(model):
-        vectors = torch.nn.functional.normalize(item_table(model).float(), dim=1)
-        cosine = (vectors @ vectors[number])[None]
+        cosine = model.neighbours(int(number))[None]
         (row,) = _rows(model.items, *top_k(cosine, Histories.from_lists([[int(number)]]), k, "mask", allowed))
     return row
 

@@ -115,7 +115,7 @@ def fit(
         with processes.together():
             settings = Settings(
                 epochs,
-                model.config.lr if lr is None else lr,
+                model.learning_rate(model.config, lr),
                 seed=seed,
                 seen=seen,
                 metric=state.validation_metric(metric),

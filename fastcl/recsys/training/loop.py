@@ -81,6 +81,9 @@ def check(model: Model, split: Split, settings: Settings) -> None:
     check_items(model, split.train, "split")
     if isinstance(model, UserModel):
         model.check_users(split.train)
+    if not model.learns and settings.epochs != 1:
+        what = f"1 for {model.name}, which counts the clicks in one pass"
+        raise ValueError(f"epochs: expected {what}, got {settings.epochs}")
     if not model.steps(split.train):
         longest = int(split.train.lengths.max(initial=0))
         raise ValueError(f"split: nothing to train on: expected a train history of at least 2 clicks, got {longest}")

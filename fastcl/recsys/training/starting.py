@@ -78,6 +78,7 @@ def extend(run: loop.Run, config: dict[str, Any], epochs: int) -> dict[str, Any]
     assert run.folder is not None, "a run that goes on has a folder"
     before, done = run.settings, len(run.progress.history)
     run.settings = replace(before, epochs=epochs)
+    loop.check(run.model, run.split, run.settings)
     config = {**config, "epochs": epochs}
     if before.schedule != "constant" and (done or run.progress.step):
         config["extended"] = [*config.get("extended", []), {"from": before.epochs, "to": epochs, "after": done}]

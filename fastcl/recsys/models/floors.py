@@ -30,10 +30,12 @@ class PersonalFrequency:
     """Scores every item by how often it occurs in the history; of equally frequent items, the one with more clicks in
     train is first.
 
-    The floor for logs with repeats, evaluated with seen="keep". counts, items: as in `Popularity`.
+    The floor for logs with repeats, evaluated with seen="keep". counts, items: as in `Popularity`. decay: the weight of
+    an occurrence is decay ** (number of later clicks); 1 counts all alike.
     """
 
-    def __init__(self, counts: np.ndarray, items: Items | None = None) -> None:
+    def __init__(self, counts: np.ndarray, items: Items | None = None, decay: float = 1.0) -> None:
+        self._decay = decay
         self.items = _matching(items, counts)
         # Ranks among the distinct counts order items as the counts do, but stay below 1 and distinct in float32.
         levels, level = np.unique(counts, return_inverse=True)
@@ -42,7 +44,7 @@ class PersonalFrequency:
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """float32 [B, I+1]: count in the history + a fraction below 1 that rises with popularity."""
-        return self._tie + _weights(histories, len(self._tie), decay=1.0).to_dense()
+        return self._tie + _weights(histories, len(self._tie), self._decay).to_dense()
 
 
 class CoOccurrence:
@@ -56,15 +58,15 @@ class CoOccurrence:
     divided by that of the data set's best variant, averaged over eight data sets: 0.954 with the weights above, 0.951
     with decay 0.8, 0.934 with decay 0.8 and three steps.
 
-    train: histories. n_items: I. Scoring multiplies sparse matrices with dense [I, B] or [users, B] ones, so memory is
+    train: histories. n_items: I. decay, steps, mix: 0.6, the number of steps and the weight of `next` in the formula.
+    Scoring multiplies sparse matrices with dense [I, B] or [users, B] ones, so memory is
     O(P + B * (I + users)) and the I x I matrix never exists.
     """
 
-    decay = 0.6
-    steps = 5
-    mix = 1.0
-
-    def __init__(self, train: Histories, n_items: int) -> None:
+    def __init__(
+        self, train: Histories, n_items: int, *, decay: float = 0.6, steps: int = 5, mix: float = 1.0
+    ) -> None:
+        self.decay = decay
         self.items = train.items  # the item table, or None where the histories do not know theirs
         users, self._columns = len(train), n_items + 1
         row = np.repeat(np.arange(users), train.lengths)
@@ -75,11 +77,11 @@ class CoOccurrence:
         self._by_item = _sparse(item, user, norm[item], (self._columns, users))
         clicks = np.maximum(np.bincount(train.item, minlength=self._columns), 1)
         source, destination, weight = [], [], []
-        for step in range(1, self.steps + 1):
+        for step in range(1, steps + 1):
             same = row[step:] == row[:-step]
             source.append(train.item[:-step][same])
             destination.append(train.item[step:][same])
-            weight.append(self.mix * self.decay ** (step - 1) / np.sqrt(clicks[source[-1]]))
+            weight.append(mix * decay ** (step - 1) / np.sqrt(clicks[source[-1]]))
         shape = (self._columns, self._columns)
         self._next = _sparse(np.concatenate(destination), np.concatenate(source), np.concatenate(weight), shape)
 
@@ -90,6 +92,13 @@ class CoOccurrence:
         scores = (cosine + torch.sparse.mm(self._next, weights)).t().contiguous()
         scores[:, PAD] = -torch.inf
         return scores
+
+
+    def cosines(self, item: int) -> torch.Tensor:
+        """float32 [I+1], cos(item, j) for each item j; 0 for padding."""
+        one = torch.zeros(self._columns, 1)
+        one[item] = 1.0
+        return torch.sparse.mm(self._by_item, torch.sparse.mm(self._by_user, one))[:, 0]
 
 
 def _matching(items: Items | None, counts: np.ndarray) -> Items | None:
