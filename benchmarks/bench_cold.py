@@ -6,7 +6,8 @@ FOLDER holds the Amazon data (amazon/Toys_and_Games with its attributes); the pu
 items is held out as a whole (`split("items")`); CLRec trains without their clicks, and `with_items` encodes them by
 their features. Each test target is ranked among the held-out items alone, which is the question of a launch, and among
 all items. Beside the models stand chance (random scores) and the popularity of the features: the mean clicks of the
-trained items that share a feature value. The recall of the validation cases, whose items are trained, shows what the
+trained items that share a feature value. "no ids": the ids of new items add nothing, instead of the mean of the ids of
+items that share a feature value. The recall of the validation cases, whose items are trained, shows what the
 training with ids left out (`id_dropout`) costs there. Writes results/cold.json.
 """
 
@@ -94,7 +95,11 @@ def measured(name: str, data: Interactions, epochs: int, seen: str) -> list[dict
         before = time.process_time()
         fit(model, split, epochs=epochs, seen=seen, progress=False)
         cpu = time.process_time() - before
-        test(f"clrec, id_dropout {share:g}", with_items(model, split.items, split.counts), model, cpu)
+        encoded: Any = with_items(model, split.items, split.counts)
+        test(f"clrec, id_dropout {share:g}", encoded, model, cpu)
+        with torch.no_grad():
+            encoded.item.id.weight[torch.from_numpy(cold)] = 0.0
+        test(f"clrec, id_dropout {share:g}, no ids", encoded, None, 0.0)
     return rows
 
 
