@@ -1,7 +1,7 @@
 """Tables for the documentation, beside those of the losses: reading, training, serving, floors, negatives, SASS.
 
-From read.json, prepared.json, train.json, threads.json, choices.json, serve.json, negatives.json, sass.json,
-contrastvae-cost*.json and demo-*.json. The bench program with the same name tells how a figure was measured.
+From read.json, prepared.json, train.json, threads.json, choices.json, serve.json, negatives.json, sass.json, weeks.json,
+cold.json, contrastvae-cost*.json and demo-*.json. The bench program with the same name tells how a figure was measured.
 """
 
 import statistics
@@ -160,6 +160,39 @@ UNITS = {
 }
 
 
+def weeks() -> str:
+    """Means over the weeks in which all ways of training are compared, each weighted by its cases."""
+    rows = [row for row in results("weeks")["rows"] if row["week"] > 1]
+    found = []
+    for how in dict.fromkeys(row["how"] for row in rows):
+        own = [row for row in rows if row["how"] == how]
+        cases = sum(row["cases"] for row in own)
+        means = {name: sum(row[name] * row["cases"] for row in own) / cases for name in ("recall@10", "ndcg@10")}
+        cost = sum(row["cpu_s"] for row in own) / len(own)
+        found.append(
+            {"model of each week": how, "cases": f"{cases:,}"}
+            | {name: number(name, value) for name, value in means.items()}
+            | {"CPU-seconds a week": f"{cost:,.0f}" if cost else "0"}
+        )
+    return markdown(found)
+
+
+def cold(name: str) -> str:
+    """Recall of held-out items on one set, and of trained items by the same models."""
+    heads = {
+        "recall@10 among new": "recall@10 among the new items",
+        "recall@10 among all": "among all items",
+        "recall@10 of trained": "recall@10 of trained items",
+    }
+    return markdown(
+        [
+            {"scorer": row["how"]} | {head: number(c, row[c]) if c in row else "" for c, head in heads.items()}
+            for row in results("cold")["rows"]
+            if row["data"] == name
+        ]
+    )
+
+
 def sass() -> str:
     """Cycles of an H100's multiprocessor for 64 x 64 logits, by unit; the largest is a lower bound for the loop."""
     found = {row["kernel"]: row for row in results("sass") if row["arch"] == "90"}
@@ -185,4 +218,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "demo purchases": partial(demo, "purchases"),
     "contrastvae epoch": contrastvae_epoch,
     "sass": sass,
+    "weeks": weeks,
+    "cold toys": partial(cold, "amazon/Toys_and_Games"),
+    "cold purchases": partial(cold, "bundled:purchases"),
 }

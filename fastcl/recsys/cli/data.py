@@ -12,7 +12,7 @@ from fastcl.recsys.cli.common import add_read_options, source_of
 from fastcl.recsys.data import prepared
 from fastcl.recsys.data.preparing import MEMORY, prepare
 from fastcl.recsys.data.source import BUNDLED, FEATURES, READ
-from fastcl.recsys.data.splits import WAYS
+from fastcl.recsys.data.splits import HOW
 
 
 def add(commands: Any) -> None:
@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
     option = make.add_argument
     option("-o", "--out", required=True, metavar="FOLDER", help="prepared folder to write")
     text = "the split whose train rows are laid out in the folder; any other can be made of it (default: %(default)s)"
-    option("--split", choices=WAYS, default="last-one", help=text)
+    option("--split", choices=tuple(HOW), default="last-one", help=text)
     option("--at", metavar="TIME", help="time from which --split time holds out, as of `train`")
     text = "megabytes that the preparation may take (default: %(default)s)"
     option("--memory", type=int, default=MEMORY, metavar="MB", help=text)

@@ -26,8 +26,9 @@ from fastcl.recsys.data.reading.collector import Collector
 from fastcl.recsys.data.reading.formats import Options
 from fastcl.recsys.data.reading.sources import Source, reader
 from fastcl.recsys.data.reports import describe
-from fastcl.recsys.data.splits import check, split
+from fastcl.recsys.data.splits import HOW, split
 from fastcl.recsys.data.views import Views
+from fastcl.recsys.options import one_of
 from fastcl.recsys.writing import write_text
 
 MEMORY = 2048  # megabytes
@@ -70,7 +71,7 @@ def prepare(
     ...     Interactions.read(f"{folder}/prepared").split().test.target.tolist()
     [3, 3]
     """
-    check(how, "input", 0)
+    one_of(HOW, "how", how)  # the train rows of whole items held out are no part of each user's rows
     budget = Budget(memory)
     features = options.pop("item_features", None)
     of_items = {name: options.pop(name, default) for name, default in OF_ITEMS.items()}
