@@ -1,7 +1,8 @@
 """Tables for the documentation, beside those of the losses: reading, training, serving, floors, negatives, SASS.
 
-From read.json, prepared.json, train.json, threads.json, choices.json, serve.json, negatives.json, sass.json, weeks.json,
-cold.json, contrastvae-cost*.json and demo-*.json. The bench program with the same name tells how a figure was measured.
+From read.json, prepared.json, train.json, threads.json, choices.json, serve.json, negatives.json, sass.json,
+weeks.json, cold.json, contrastvae-cost*.json and demo-*.json. The bench program with the same name tells how a figure
+was measured.
 """
 
 import statistics

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.bench_weeks import between
 from fastcl.recsys import Interactions, Items, Popularity, SASRec, evaluate, later, rank_cases
 from fastcl.recsys.cli import main
 from fastcl.recsys.models.carrying import Padded
@@ -94,6 +95,22 @@ def test_items_that_a_model_lacks_are_passed_over_and_missed() -> None:
     found = rank_cases(Padded(model, week.split.items), cases, k=3)
     assert np.isinf(found.rank).tolist() == [True, False]
     assert evaluate(Popularity(week.split.counts), cases, k=4)["recall@4"] == 1.0
+
+
+def test_tables_of_the_study_of_weeks_begin_each_other() -> None:
+    first, new = drawn(0)
+    data = log([*first, *new])
+    early, late = (between(data, 0, cut) for cut in (25, 45))
+    assert late.items.ids[: len(early.items)] == early.items.ids
+    assert len(early.items) < len(late.items)
+    for part, begin, end in ((early, 0, 25), (late, 0, 45), (between(data, 25, 45), 25, 45)):
+        clicks = []
+        for n, user in enumerate(part.users):
+            row = part.log.take(np.array([n]))
+            assert row.time is not None
+            names = [part.items.ids[item - 1] for item in row.item]
+            clicks += list(zip([user] * len(names), names, row.time.tolist(), strict=True))
+        assert sorted(clicks) == sorted(row for row in (*first, *new) if begin <= row[2] < end)
 
 
 def call(*words: str | Path) -> int:
