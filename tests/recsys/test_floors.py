@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import choices
-from fastcl.recsys import MultiCLRecConfig
+from fastcl.recsys import CoOccurringConfig, MultiCLRecConfig
 from fastcl.recsys.data import Histories, Interactions
 from fastcl.recsys.evaluation.ranking import evaluate, top_k
 from fastcl.recsys.models.floors import CoOccurrence, PersonalFrequency, Popularity
@@ -68,14 +68,10 @@ def test_co_occurrence_matches_its_formula(train: list[list[int]], histories: li
 
 def test_floors_on_amazon_are_near_the_independent_ones(data_dir: Path) -> None:
     """Recall@20 and NDCG@20 computed earlier by other code (ties broken by item number, nearly these weights)."""
-
-    class Slower(CoOccurrence):
-        decay, steps = 0.8, 3
-
     split = Interactions.read(data_dir / "amazon" / "Office_Products.txt.gz").split()
     for floor, recall, ndcg in (
         (Popularity(split.counts), 0.0055, 0.0015),
-        (Slower(split.train, len(split.items)), 0.1258, 0.0652),
+        (CoOccurrence(split.train, len(split.items), decay=0.8, steps=3), 0.1258, 0.0652),
     ):
         result = evaluate(floor, split.test, counts=split.counts, k=(20,))
         assert result["recall@20"] == pytest.approx(recall, rel=0.1)
@@ -92,4 +88,4 @@ def test_weights_are_those_that_validation_prefers() -> None:
     assert len({row["set"] for row in rows}) == len(choices.SETS) == 8
     assert len(rows) == 8 * 40
     best = choices.standing(rows, tuple(choices.FLOOR))[0][1]
-    assert best == {name: getattr(CoOccurrence, name) for name in choices.FLOOR}
+    assert best == {name: getattr(CoOccurringConfig(), name) for name in choices.FLOOR}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fastcl.recsys.data import Histories, Items, Scorer
 from fastcl.recsys.data.scoring import check_items
 from fastcl.recsys.models.base import Model
-from fastcl.recsys.models.floors import CoOccurrence, PersonalFrequency, Popularity
+from fastcl.recsys.models.floors import DECAY, MIX, STEPS, CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.models.ragged import Ragged
 from fastcl.recsys.options import above, at_least, between
 from fastcl.recsys.settings import setting, settled
@@ -142,10 +142,10 @@ class CoOccurringConfig:
     """Settings of `CoOccurring`."""
 
     decay: float = setting(
-        0.6, "Weight of a click for each later click of its history, and of a transition for each step."
+        DECAY, "Weight of a click for each later click of its history, and of a transition for each step."
     )
-    steps: int = setting(5, "Clicks behind an item that count as transitions from it.")
-    mix: float = setting(1.0, "Weight of the transitions against the cosines of the items' users.")
+    steps: int = setting(STEPS, "Clicks behind an item that count as transitions from it.")
+    mix: float = setting(MIX, "Weight of the transitions against the cosines of the items' users.")
 
     def __post_init__(self) -> None:
         above(0.0, "decay", self.decay)

@@ -8,6 +8,8 @@ import torch
 
 from fastcl.recsys.data import PAD, Histories, Items
 
+DECAY, STEPS, MIX = 0.6, 5, 1.0  # of co-occurrence
+
 
 class Popularity:
     """Scores every item by its clicks in train.
@@ -64,7 +66,7 @@ class CoOccurrence:
     """
 
     def __init__(
-        self, train: Histories, n_items: int, *, decay: float = 0.6, steps: int = 5, mix: float = 1.0
+        self, train: Histories, n_items: int, *, decay: float = DECAY, steps: int = STEPS, mix: float = MIX
     ) -> None:
         self.decay = decay
         self.items = train.items  # the item table, or None where the histories do not know theirs
