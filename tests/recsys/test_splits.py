@@ -55,7 +55,7 @@ def test_split_refuses_what_it_cannot_do() -> None:
     data = Interactions(Items(("a",)), ("u",), Histories.from_lists([[1, 1]]))
     with pytest.raises(ValueError, match="at least 3 interactions, the longest has 2"):
         data.split()
-    with pytest.raises(ValueError, match="how: expected one of last-one, time, none, got 'first-one'"):
+    with pytest.raises(ValueError, match="how: expected one of last-one, time, none, items, got 'first-one'"):
         data.split("first-one")
 
 

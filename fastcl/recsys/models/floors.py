@@ -95,7 +95,6 @@ class CoOccurrence:
         scores[:, PAD] = -torch.inf
         return scores
 
-
     def cosines(self, item: int) -> torch.Tensor:
         """float32 [I+1], cos(item, j) for each item j; 0 for padding."""
         one = torch.zeros(self._columns, 1)
