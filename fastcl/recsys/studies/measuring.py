@@ -109,8 +109,9 @@ def _check_run(run: Run, where: str) -> None:
     for name in plan:
         one_of(PLAN, f"{where}: plan", name)
     try:
-        config = MODELS[run["model"]].Config(**_settings(run))
-        Settings(**{"lr": config.lr, **plan, "metric": validation_metric(plan.get("metric", "ndcg@10"))})
+        model = MODELS[run["model"]]
+        lr = model.learning_rate(model.Config(**_settings(run)), plan.get("lr"))
+        Settings(**{**plan, "lr": lr, "metric": validation_metric(plan.get("metric", "ndcg@10"))})
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
 
