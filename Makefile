@@ -29,7 +29,7 @@ docs: .venv/fastcl-docs
 test: style
 	@$(MAKE) --no-print-directory --jobs=2 types suite
 
-check: style .venv/fastcl-compat
+check: style .venv/fastcl-compat .venv/fastcl-onnx
 	@$(MAKE) --no-print-directory --jobs=2 types suite-check
 
 suite: .venv/fastcl-test

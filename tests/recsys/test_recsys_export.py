@@ -54,7 +54,7 @@ def test_a_model_whose_scores_are_no_inner_products_is_refused(tmp_path):
 
 def test_bad_options_are_refused(tmp_path):
     model = SASRec(ITEMS, seed=0, **OPTIONS).eval()
-    with pytest.raises(ValueError, match="to: expected one of npy, faiss, got 'annoy'"):
+    with pytest.raises(ValueError, match="to: expected one of npy, faiss, torch, onnx, got 'annoy'"):
         export(model, tmp_path / "out", to="annoy")
     with pytest.raises(ValueError, match="queries: expected at least one history, got none"):
         export(model, tmp_path / "out", queries=Histories.from_lists([]))

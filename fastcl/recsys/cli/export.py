@@ -1,8 +1,9 @@
-"""fastcl export: the item vectors of a run, as a NumPy file or a Faiss index."""
+"""fastcl export: the item vectors of a run, as a NumPy file or a Faiss index, and its user encoder as a graph."""
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,27 @@ from fastcl.recsys.data import Histories, Items
 from fastcl.recsys.data.reading.formats import refuse_unused
 from fastcl.recsys.data.source import Source
 from fastcl.recsys.options import at_least
+from fastcl.recsys.serving.graph import require_onnx
 from fastcl.recsys.serving.recommend import known_histories
 from fastcl.recsys.serving.vectors import FILES, WRITERS, export, require_faiss
 from fastcl.recsys.training import checkpoint
 from fastcl.recsys.training.threads import add_threads
 from fastcl.recsys.writing import check_folder
 
+# What an export needs beside fastcl; a missing package is an error before any work.
+REQUIRED: dict[str, Callable[[], Any]] = {"faiss": require_faiss, "onnx": require_onnx}
+
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("export", help="item vectors of a run, as a NumPy file or a Faiss index")
+    parser = commands.add_parser("export", help="item vectors and user encoder of a run, for other programs")
     option = parser.add_argument
     option("folder", metavar="RUN", help="run folder")
     option(
         "--to",
         choices=list(WRITERS),
         default="npy",
-        help="file to write; faiss needs fastcl[ann] (default: %(default)s)",
+        help="npy: a NumPy file; faiss: an index (fastcl[ann]); torch, onnx: a NumPy file, and the user encoder as a "
+        "graph for torch.export.load or onnxruntime (fastcl[onnx]) (default: %(default)s)",
     )
     kinds = "Faiss index factory string (default: HNSW32; from 200,000 items on IVF, as IVF1024,Flat for a million)"
     option("--index", help=kinds)
@@ -44,9 +50,8 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     at_least(1, "-k", args.k)
     at_least(0, "--seed", args.seed)
-    if args.to == "faiss":
-        require_faiss()
-    else:
+    REQUIRED.get(args.to, lambda: None)()
+    if args.to != "faiss":
         given = {"--queries": (args.queries, None), "--index": (args.index, None), "-k": (args.k, 10)}
         refuse_unused({**given, "--seed": (args.seed, 0)}, "expected --to faiss with it")
     config = checkpoint.read_config(args.folder)
@@ -59,6 +64,9 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps(found))
         return
     print(f"{args.out}: {found['items']:,} vectors of {found['dim']} in {found['file']}, compare by inner product")
+    if "encoder" in found:
+        inputs = ", ".join(found["inputs"])
+        print(f"{found['encoder']}: {inputs} of a history's newest {found['clicks']:,} clicks to a vector")
     if "index" in found:
         recall = next(f"{name} {value:.4f}" for name, value in found.items() if name.startswith("recall@"))
         print(f"{found['index']}: {recall} against exact search, {found['query_count']:,} queries ({found['queries']})")

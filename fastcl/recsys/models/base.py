@@ -14,10 +14,19 @@ from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items, Split
 from fastcl.recsys.data.scoring import check_items, frozen, item_table
+from fastcl.recsys.models.batching import Packed
 from fastcl.recsys.settings import with_settings
 from fastcl.recsys.showing import brief
 
 Reads = Sequence[tuple[nn.Embedding, Tensor | None]]
+
+
+class Reading(NamedTuple):
+    """What the user encoder of a model reads of a history: the newest so many clicks, then perhaps a token."""
+
+    clicks: int
+    token: int | None = None  # the number of an item that stands behind the newest click and is none of the items
+    cuts: Sequence[float] = ()  # limits of time buckets, rising, in the unit of the data; empty: it reads no times
 
 
 def inner_products(queries: Tensor, table: Tensor) -> Tensor:
@@ -76,6 +85,21 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def encode(self, histories: Histories) -> Tensor:
         """[B, D], one vector per history; or [B, K, D], K per history, where a score is the largest over the K."""
+
+    # `encode` in the three steps of an exported graph (serving/graph.py). A model without them trains and serves too.
+    def reading(self) -> Reading:
+        """What `encode` reads of a history."""
+        raise ValueError(f"model: expected one whose user encoder can be a graph, got {self.name}")
+
+    def click_tables(self) -> tuple[Tensor, ...]:
+        """[I+1, ...] each, all that `encode` reads of an item, by its number; one row more where there is a token."""
+        raise NotImplementedError
+
+    def user_vectors(self, about: Sequence[Tensor], bucket: Tensor, clicks: Packed) -> Tensor:
+        """[B, D] or [B, K, D], `encode` of clicks. about: the rows of `click_tables` for each click, [n, ...] each.
+        bucket: int64 [n], the time bucket of each click.
+        """
+        raise NotImplementedError
 
     def item_vectors(self) -> Tensor:
         """[I+1, D], one vector per item (row 0 is padding): the score of item i is encode(h) @ item_vectors()[i]. The

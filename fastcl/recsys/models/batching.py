@@ -80,6 +80,38 @@ class Packed(NamedTuple):
         return torch.cat(done).index_select(0, self.place)
 
 
+class Padded(Packed):
+    """Clicks [B, L] with padding behind the newest click of each row, as B * L packed clicks in one block: the form in
+    which a user encoder becomes a graph, whose shapes must not depend on lengths. What is computed at padding is never
+    read; its position is that of the newest click, so that tables of positions are long enough.
+    """
+
+    @classmethod
+    def of(cls, length: Tensor, width: int) -> "Padded":
+        """length: int64 [B], 1..width."""
+        rows = length.shape[0]  # never len(), which would fix the number of rows in a graph
+        count = functools.partial(torch.arange, device=length.device)
+        position = torch.minimum(count(width), length[:, None] - 1).flatten()
+        row = count(rows)[:, None].expand(-1, width).flatten()
+        return cls(np.empty(0, np.int64), row, position, length, count(rows * width), (Block(length, width),))
+
+    @property
+    def width(self) -> int:
+        return self.blocks[0].width
+
+    @property
+    def last(self) -> Tensor:
+        return torch.arange(self.length.shape[0], device=self.length.device) * self.width + self.length - 1
+
+    def pad(self, x: Tensor, fill: float = 0.0) -> Tensor:
+        block = x.unflatten(0, (self.length.shape[0], self.width))
+        padding = torch.arange(self.width, device=x.device) >= self.length[:, None]
+        return block.masked_fill(padding.unflatten(1, (self.width, *[1] * (x.dim() - 1))), fill)
+
+    def by_length(self, x: Tensor, f: Callable[[Tensor, int], Tensor]) -> Tensor:
+        return f(x.unflatten(0, (self.length.shape[0], self.width)), 0).flatten(0, 1)
+
+
 def pack(spans: Spans, device: torch.device | str = "cpu") -> Packed:
     def there(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)

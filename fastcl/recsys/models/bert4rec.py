@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.models.base import Model, NamedRows, Reads
+from fastcl.recsys.models.base import Model, NamedRows, Reading, Reads
 from fastcl.recsys.models.batching import Packed, Spans, batch_count, batched, newest, pack, windows
 from fastcl.recsys.models.layers import GELU, Dropout, PostBlock, seeded, short_normal
 from fastcl.recsys.models.losses import ITEM_LOSSES, Every, Scored, scored
@@ -144,8 +144,11 @@ class BERT4Rec(Model):
 
     def forward(self, item: Tensor, clicks: Packed) -> Tensor:
         """item [n] -> the state of each click, [n, D]."""
+        return self._states(self.item(item), clicks)
+
+    def _states(self, x: Tensor, clicks: Packed) -> Tensor:
         age = clicks.length[clicks.row] - 1 - clicks.position
-        x = self.dropout(self.norm(self.item(item) + self.position(age)))
+        x = self.dropout(self.norm(x + self.position(age)))
         masks = [torch.arange(width, device=x.device) < length[:, None, None, None] for length, width in clicks.blocks]
         for block in self.blocks:
             x = block(x, clicks, masks)
@@ -157,7 +160,16 @@ class BERT4Rec(Model):
         clicks = pack(spans._replace(stop=spans.stop + 1), self.device)
         item = self.tensor(np.append(histories.item, self.mask)[clicks.source])
         item[clicks.last] = self.mask
-        return F.pad(self.head(self(item, clicks)[clicks.last]), (0, 1), value=1.0)
+        return self.user_vectors([self.item(item)], item, clicks)
+
+    def reading(self) -> Reading:
+        return Reading(self.config.max_len - 1, token=self.mask)
+
+    def click_tables(self) -> tuple[Tensor, ...]:
+        return (self.item.weight,)
+
+    def user_vectors(self, about: Sequence[Tensor], bucket: Tensor, clicks: Packed) -> Tensor:
+        return F.pad(self.head(self._states(about[0], clicks)[clicks.last]), (0, 1), value=1.0)
 
     def item_vectors(self) -> Tensor:
         """[I+1, D+1], the item table without the mask token, and each item's bias."""

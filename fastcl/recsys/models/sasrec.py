@@ -5,7 +5,7 @@ This file holds the model alone: config, encoding, loss, batches.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.models.base import Model, Reads
+from fastcl.recsys.models.base import Model, Reading, Reads
 from fastcl.recsys.models.batching import (
     Packed,
     Spans,
@@ -148,7 +148,10 @@ class SASRec(Model):
 
     def forward(self, item: Tensor, clicks: Packed) -> Tensor:
         """item [n] -> hidden [n, D], the state after each click."""
-        x = self.dropout(self.item(item) + self.position(POSITIONS[self.config.positions](clicks)))
+        return self._states(self.item(item), clicks)
+
+    def _states(self, x: Tensor, clicks: Packed) -> Tensor:
+        x = self.dropout(x + self.position(POSITIONS[self.config.positions](clicks)))
         for block in self.blocks:
             x = block(x, clicks)
         return self.norm(x)
@@ -156,7 +159,16 @@ class SASRec(Model):
     def encode(self, histories: Histories) -> Tensor:
         """[B, D], the state after the newest click of each history."""
         clicks, item = self._clicks(histories, newest(histories, self.config.max_len))
-        return self(item, clicks)[clicks.last]
+        return self.user_vectors([self.item(item)], item, clicks)
+
+    def reading(self) -> Reading:
+        return Reading(self.config.max_len)
+
+    def click_tables(self) -> tuple[Tensor, ...]:
+        return (self.item.weight,)
+
+    def user_vectors(self, about: Sequence[Tensor], bucket: Tensor, clicks: Packed) -> Tensor:
+        return self._states(about[0], clicks)[clicks.last]
 
     def item_vectors(self) -> Tensor:
         """[I+1, D], the item table."""

@@ -1,8 +1,8 @@
 """Item vectors for other programs: a NumPy file or a Faiss index with the item ids, and the recall and the time of the
-index against exact search.
+index against exact search; beside the NumPy file perhaps the user encoder as a graph.
 
-`export` checks that inner products of `query_vectors` with the written vectors rank as the model does. Nothing here
-trains; callers leave out seen items.
+`export` checks that inner products of `query_vectors` with the written vectors rank as the model does, and that a graph
+computes these queries. Nothing here trains; callers leave out seen items.
 """
 
 import io
@@ -11,6 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +24,12 @@ from fastcl.recsys.evaluation.cutoffs import Cutoffs, cutoff
 from fastcl.recsys.models import Model
 from fastcl.recsys.models.base import inner_products
 from fastcl.recsys.options import one_of
+from fastcl.recsys.serving.graph import Graph, onnx_graph, padded, torch_graph
 from fastcl.recsys.training.modelstate import digest
 from fastcl.recsys.writing import check_folder, write_set
 
-FILES = ("vectors.npy", "index.faiss", "ids.json", "export.json")  # an export writes one of the first two, and the rest
+# An export writes vectors or an index, perhaps an encoder, and the rest.
+FILES = ("vectors.npy", "index.faiss", "encoder.pt2", "encoder.onnx", "ids.json", "export.json")
 QUERIES = 1000  # the most histories with which recall is measured; at least a tenth of these where items are many
 PRODUCTS = 2 * 10**8  # queries times items with which recall is measured: about ten seconds of one core
 CHUNK = 100  # the most histories that are searched for at once
@@ -43,9 +46,11 @@ Search = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
 
 class Written(NamedTuple):
-    file: str
-    content: bytes | memoryview
-    search: Search | None
+    """What one choice of `to` writes: the file of vectors first, and facts for export.json."""
+
+    files: dict[str, bytes | memoryview]
+    search: Search | None = None
+    facts: dict[str, Any] = {}
 
 
 def index_for(items: int) -> str:
@@ -67,18 +72,27 @@ def export(
     index: str | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Writes the item vectors of a model to `folder` and returns the content of export.json.
+    """Writes the item vectors of a model, perhaps its user encoder too, to `folder`; returns what export.json has.
 
-        vectors.npy   float32 [I, D], row r is the item ids[r]          to="npy"
+        vectors.npy   float32 [I, D], row r is the item ids[r]          to="npy", "torch", "onnx"
         index.faiss   the same vectors in the same order, indexed       to="faiss", needs the extra `ann`
+        encoder.pt2   the user encoder, for torch.export.load           to="torch"
+        encoder.onnx  the user encoder, for onnxruntime                 to="onnx", needs the extra `onnx`
         ids.json      the I external ids
         export.json   model, items, dim, metric, queries_per_history, a digest of the weights; for "faiss" also the
                       index, its recall@k, the queries, and the median milliseconds of a search for one of them
-                      (query_ms) and of exact search (exact_ms), each in this process on torch's threads
+                      (query_ms) and of exact search (exact_ms), each in this process on torch's threads; with an
+                      encoder its inputs, and how many clicks it reads
 
     The metric is the inner product, and a query is `query_vectors(model, [["id", ...]])`: temperature, normalisation
     and biases are part of the vectors. Where a history has several queries, `nearest` searches for all of them.
     `recommend(..., index=folder)` uses an index that was written here.
+
+    The encoder computes these queries without fastcl, from `items` int64 [B, L], the numbers of the newest clicks with
+    the oldest of them first and anything behind the newest; `lengths` int64 [B], 1 to L; and, if the model has time
+    buckets, `times` float64 [B, L] in the unit of the training data. Item r of ids.json has the number r + 1. B and L
+    are free, L up to the clicks that export.json names. The output `vectors` is float32, NaN in a row whose length is
+    not in 1 to L. It is compared with `query_vectors` before anything is written.
 
     Args:
         queries: histories to measure recall with, a random 1000 of more, and from 200,000 items on fewer, at least 100;
@@ -91,8 +105,9 @@ def export(
 
     Files are replaced whole and together: the old export.json is removed first and the new one written last, so that
     export.json never lies beside files of another export, even where writing was cut off. Raises OSError where `folder`
-    is a file; ValueError for a bad option, no queries, queries of another item table, vectors that are not finite, or a
-    model whose scores no inner product ranks; ImportError where Faiss is missing.
+    is a file; ValueError for a bad option, no queries, queries of another item table, vectors that are not finite, a
+    model whose scores no inner product ranks or, with an encoder, one that has none (mf, lightgcn); ImportError where
+    Faiss or ONNX is missing.
 
     >>> from fastcl.recsys import SASRec, bundled
     >>> model = SASRec(bundled("purchases").items, seed=0).eval()
@@ -114,19 +129,26 @@ def export(
     index = index_for(len(ids)) if index is None else index
     with torch.inference_mode(), frozen(model):
         vectors = model.item_vectors()[1:].float().contiguous()
-        written = WRITERS[to](vectors.numpy(force=True), index, rng)
+    # A graph is made without the inference mode, whose tensors torch.export does not take.
+    with frozen(model):
+        written = WRITERS[to](model, vectors.numpy(force=True), queries, index, rng)
+    with torch.inference_mode(), frozen(model):
         recall = _recall(model, vectors, queries, k, written.search)
         clock = {} if written.search is None else _clock(model, vectors, queries, k, written.search)
         per_history = len(model.encode(queries.take(np.zeros(1, np.int64))).flatten(0, -2))
     found = {"model": model.name, "items": len(ids), "dim": vectors.shape[1], "metric": "inner product"}
     found |= {"queries_per_history": per_history}
-    found |= {"file": written.file, "bytes": len(written.content), "weights_sha256": digest(model)}
+    (file, content), *_ = written.files.items()
+    found |= {"file": file, "bytes": len(content), "weights_sha256": digest(model), **written.facts}
     if recall is not None:
         found |= {"index": index, f"recall@{k}": recall, "query_count": len(queries), **about, **clock}
     texts = {"ids.json": json.dumps(ids, ensure_ascii=False), "export.json": json.dumps(found, indent=2)}
     write_set(
         Path(folder),
-        {written.file: [written.content], **{name: [f"{text}\n".encode()] for name, text in texts.items()}},
+        {
+            **{name: [content] for name, content in written.files.items()},
+            **{name: [f"{text}\n".encode()] for name, text in texts.items()},
+        },
     )
     return found
 
@@ -208,13 +230,36 @@ def _clock(model: Model, vectors: torch.Tensor, queries: Histories, k: int, sear
     return found
 
 
-def _npy(vectors: np.ndarray, index: str, rng: np.random.Generator) -> Written:
+def _npy(model: Model, vectors: np.ndarray, queries: Histories, index: str, rng: np.random.Generator) -> Written:
     file = io.BytesIO()
     np.save(file, vectors)
-    return Written("vectors.npy", file.getbuffer(), None)
+    return Written({"vectors.npy": file.getbuffer()})
 
 
-def _faiss(vectors: np.ndarray, index: str, rng: np.random.Generator) -> Written:
+def _encoder(
+    name: str,
+    make: Callable[[Model], Graph],
+    model: Model,
+    vectors: np.ndarray,
+    queries: Histories,
+    index: str,
+    rng: np.random.Generator,
+) -> Written:
+    """The NumPy file, and the graph of `make` under `name`; ValueError where the graph computes other queries."""
+    graph, reading = make(model), model.reading()
+    some = queries.take(np.arange(min(CHUNK, len(queries))))
+    inputs = padded(reading, some)
+    with torch.inference_mode():
+        expected = model.encode(some).float().numpy(force=True)
+    computed = graph.run(inputs)
+    size = np.abs(expected).max()
+    if computed.shape != expected.shape or not np.abs(computed - expected).max() <= 1e-5 * max(1.0, float(size)):
+        raise ValueError(f"model: expected a user encoder whose graph computes the same, got {model.name}")
+    about = {"encoder": name, "inputs": {name: f"{x.dtype}" for name, x in inputs.items()}, "clicks": reading.clicks}
+    return Written({**_npy(model, vectors, queries, index, rng).files, name: graph.content}, facts=about)
+
+
+def _faiss(model: Model, vectors: np.ndarray, queries: Histories, index: str, rng: np.random.Generator) -> Written:
     faiss = require_faiss()
     try:
         built = faiss.index_factory(vectors.shape[1], index, faiss.METRIC_INNER_PRODUCT)
@@ -231,10 +276,15 @@ def _faiss(vectors: np.ndarray, index: str, rng: np.random.Generator) -> Written
         built.hnsw.efSearch = EF_SEARCH
     if ivf:
         ivf.nprobe = max(1, min(PROBES, ivf.nlist // 16))
-    return Written("index.faiss", memoryview(faiss.serialize_index(built)), built.search)
+    return Written({"index.faiss": memoryview(faiss.serialize_index(built))}, built.search)
 
 
-WRITERS: dict[str, Callable[[np.ndarray, str, np.random.Generator], Written]] = {"npy": _npy, "faiss": _faiss}
+WRITERS: dict[str, Callable[[Model, np.ndarray, Histories, str, np.random.Generator], Written]] = {
+    "npy": _npy,
+    "faiss": _faiss,
+    "torch": partial(_encoder, "encoder.pt2", torch_graph),
+    "onnx": partial(_encoder, "encoder.onnx", onnx_graph),
+}
 
 
 def require_faiss() -> Any:

@@ -19,7 +19,7 @@ from fastcl.library import absent
 from fastcl.momentum import momentum_update
 from fastcl.negatives import NegativeQueue
 from fastcl.recsys.data import Histories, Items
-from fastcl.recsys.models.base import Model, NamedRows, Reads
+from fastcl.recsys.models.base import Model, NamedRows, Reading, Reads
 from fastcl.recsys.models.batching import (
     Packed,
     Spans,
@@ -124,9 +124,20 @@ class CLRec(Model):
         clicks, item, bucket = self._clicks(histories, newest(histories, self.config.max_len))
         return self._served(self.item, self.user, clicks, item, bucket)
 
+    def reading(self) -> Reading:
+        reads_times = getattr(self.user, "bucket", None) is not None
+        return Reading(self.config.max_len, cuts=self.cuts if reads_times else ())
+
+    def click_tables(self) -> tuple[Tensor, ...]:
+        every = torch.arange(len(self.items) + 1, device=self.device)
+        return (self.features.both(self.item, every, every[:0])[0],)
+
+    def user_vectors(self, about: Sequence[Tensor], bucket: Tensor, clicks: Packed) -> Tensor:
+        return _newest_state(self.user, about[0], bucket, clicks)
+
     def _served(self, items: ItemEncoder, users: UserEncoder, clicks: Packed, item: Tensor, bucket: Tensor) -> Tensor:
         x, _ = self.features.both(items, item, item[:0])
-        return F.normalize(users.served(users(x, bucket, clicks), clicks), dim=-1)
+        return _newest_state(users, x, bucket, clicks)
 
     def item_vectors(self) -> Tensor:
         """[I+1, D], normalised encoded items / temperature: a score is cosine / temperature."""
@@ -248,3 +259,8 @@ class CLRec(Model):
         clicks = pack(spans, self.device)
         bucket = time_buckets(histories, spans, clicks, self.cuts)
         return clicks, self.tensor(histories.item[clicks.source]), self.tensor(bucket)
+
+
+def _newest_state(users: UserEncoder, x: Tensor, bucket: Tensor, clicks: Packed) -> Tensor:
+    """[B, D], the normalised vector after the newest click of each span."""
+    return F.normalize(users.served(users(x, bucket, clicks), clicks), dim=-1)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.models.base import Model
+from fastcl.recsys.models.base import Model, Reading
 from fastcl.recsys.models.batching import Packed, Spans, batch_count, batched, log_shares, newest, pack
 from fastcl.recsys.models.contrastvae.config import ALPHAS, VARIATIONAL, ContrastVAEConfig
 from fastcl.recsys.models.contrastvae.rules import CLEAN, RULES, Sampler, packed
@@ -94,8 +94,10 @@ class ContrastVAE(Model):
 
     def embed(self, item: Tensor, clicks: Packed) -> Tensor:
         """Items [n] -> [n, D]: item plus position embedding, then layer norm and dropout."""
-        position = self.position(POSITIONS[self.config.positions](clicks))
-        return self.dropout(self.norm(self.item(item) + position))
+        return self._embedded(self.item(item), clicks)
+
+    def _embedded(self, x: Tensor, clicks: Packed) -> Tensor:
+        return self.dropout(self.norm(x + self.position(POSITIONS[self.config.positions](clicks))))
 
     def posterior(
         self, embedded: Tensor, clicks: Packed, masks: Sequence[Tensor] | None = None
@@ -127,7 +129,16 @@ class ContrastVAE(Model):
     def encode(self, histories: Histories) -> Tensor:
         """[B, D], the decoder's state at the newest click of each history."""
         item, clicks = self._newest(histories)
-        mu, log_variance = self.posterior(self.embed(item, clicks), clicks)
+        return self.user_vectors([self.item(item)], item, clicks)
+
+    def reading(self) -> Reading:
+        return Reading(self.config.max_len)
+
+    def click_tables(self) -> tuple[Tensor, ...]:
+        return (self.item_vectors(),)
+
+    def user_vectors(self, about: Sequence[Tensor], bucket: Tensor, clicks: Packed) -> Tensor:
+        mu, log_variance = self.posterior(self._embedded(about[0], clicks), clicks)
         z = self._sampler(0)(mu, (0.5 * log_variance).exp(), 1.0, self.config.sigma_dropout, self.training)
         return self.decode(z, clicks)[clicks.last]
 

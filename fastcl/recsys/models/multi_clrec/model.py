@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fastcl.normalize import normalized
 from fastcl.recsys.data import Histories, Items
-from fastcl.recsys.models.base import Model, NamedRows, Reads
+from fastcl.recsys.models.base import Model, NamedRows, Reading, Reads
 from fastcl.recsys.models.batching import (
     TOGETHER,
     Packed,
@@ -136,15 +136,30 @@ class MultiCLRec(Model):
         """The intention vectors of each history, and how well each fits it."""
         clicks, item, bucket = self._clicks(histories, newest(histories, self.config.max_len))
         distinct, place = item.unique(return_inverse=True)
-        vectors, categories = self.item(distinct)
-        routed = self._routing(categories).exp()
-        return self(*(F.embedding(place, table) for table in (vectors, categories, routed)), bucket, clicks)
+        return self(*(F.embedding(place, table) for table in self._about(distinct)), bucket, clicks)
+
+    def _about(self, item: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The vectors [n, D], categories [n, D] and routing [n, H] of items [n]."""
+        vectors, categories = self.item(item)
+        return vectors, categories, self._routing(categories).exp()
+
+    def reading(self) -> Reading:
+        return Reading(self.config.max_len, cuts=self.cuts)
+
+    def click_tables(self) -> tuple[Tensor, ...]:
+        return self._about(torch.arange(len(self.items) + 1, device=self.device))
+
+    def user_vectors(self, about: Sequence[Tensor], bucket: Tensor, clicks: Packed) -> Tensor:
+        return self._best(self(*about, bucket, clicks))
 
     def encode(self, histories: Histories) -> Tensor:
         """[B, K, D+1], K = `served`: the normalised intention vectors that fit each history best, best first, each
         followed by the log of its intent's share.
         """
-        z, fit = self.users(histories)
+        return self._best(self.users(histories))
+
+    def _best(self, encoded: Encoded) -> Tensor:
+        z, fit = encoded
         share, best = fit.log_softmax(1).topk(self.config.served, dim=1)
         vectors = normalized(z.gather(1, best[:, :, None].expand(-1, -1, self.config.dim)))
         return torch.cat([vectors, share[:, :, None].to(vectors)], -1)
