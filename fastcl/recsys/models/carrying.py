@@ -16,11 +16,12 @@ from fastcl.recsys.models.base import Model, NamedRows, UserModel
 
 # Settings that say how a model is trained; all others say what its weights mean, and must be alike.
 MAY_DIFFER = (
-    *("lr", "batch", "dropout", "attention_dropout", "loss", "objective", "reconstruction", "samples", "negatives"),
-    *("negatives_from", "count", "per", "main", "secondary", "temperature", "positive_temperature", "debias"),
-    *("mask_rate", "last_only", "duplicates", "propensity", "weight_limit", "lam", "epsilon", "weight", "gamma"),
-    *("decay", "margin", "init", "polarity", "separation", "balance", "kl_weight", "kl_steps", "sigma_dropout"),
-    *("contrast", "contrast_weight", "augment", "served", "id_dropout", "table", "table_rule", "table_rate"),
+    *("lr", "batch", "dropout", "attention_dropout", "item_dropout", "id_dropout", "sigma_dropout", "loss"),
+    *("objective", "reconstruction", "samples", "negatives", "negatives_from", "count", "per", "main", "secondary"),
+    *("temperature", "positive_temperature", "debias", "mask_rate", "last_only", "duplicates", "propensity"),
+    *("weight_limit", "lam", "epsilon", "weight", "gamma", "decay", "margin", "init", "polarity", "separation"),
+    *("balance", "kl_weight", "kl_steps", "contrast", "contrast_weight", "augment", "served"),
+    *("table", "table_rule", "table_rate"),
 )
 
 
@@ -61,7 +62,7 @@ def carry(model: Model, earlier: Model, name: str = "init") -> Carried:
     for other features of a model that encodes them, and for tensors of other shapes.
     """
     check_alike(model, earlier, name)
-    theirs = earlier.state_dict()
+    theirs = {key: tensor.cpu() for key, tensor in earlier.state_dict().items()}
     own = {key: tensor for key, tensor in model.state_dict().items() if not _loads_itself(model, key)}
     rows, before = ({k: v for k, v in each.named_rows().items() if k in own} for each in (model, earlier))
     for key, tensor in own.items():
