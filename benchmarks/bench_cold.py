@@ -106,7 +106,7 @@ def measured(name: str, data: Interactions, epochs: int, seen: str) -> list[dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("-o", "--out", type=Path, default=RESULTS / "cold.json")
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -42,7 +42,7 @@ from fastcl.recsys.models.carrying import carry
 
 NAME = "amazon/Toys_and_Games"
 WEEK = 7 * 86_400
-WEEKS, EPOCHS = 3, 5
+WEEKS, EPOCHS = 3, 4
 ANEW, ONE, WARM, LEFT, POPULAR = "anew", "anew, 1 epoch", "warm start, 1 epoch", "left as it is", "popularity"
 METRICS = ("recall@10", "ndcg@10")
 
