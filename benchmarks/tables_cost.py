@@ -1,8 +1,8 @@
 """Tables for the documentation, beside those of the losses: reading, training, serving, floors, negatives, SASS.
 
-From read.json, prepared.json, train.json, threads.json, choices.json, serve.json, negatives.json, sass.json,
-weeks.json, cold.json, contrastvae-cost*.json and demo-*.json. The bench program with the same name tells how a figure
-was measured.
+From read.json, prepared.json, train.json, threads.json, choices.json, serve.json, service.json, negatives.json,
+sass.json, weeks.json, cold.json, contrastvae-cost*.json and demo-*.json. The bench program with the same name tells how
+a figure was measured.
 """
 
 import statistics
@@ -71,6 +71,22 @@ def serve() -> str:
             for row in results("serve")["rows"]
         ]
     )
+
+
+def service() -> str:
+    return markdown(
+        [
+            {"threads": row["threads"], "batch": row["batch"], "clients": row["clients"]}
+            | {"requests a second": f"{row['requests a second']:,.0f}"}
+            | {"p50, ms": f"{row['p50 ms']:.1f}", "p95, ms": f"{row['p95 ms']:.1f}"}
+            for row in results("service")["rows"]
+        ]
+    )
+
+
+def service_machine() -> str:
+    about = results("service")["machine"]
+    return f"{about['processor']}, {about['cores']} cores"
 
 
 def train() -> str:
@@ -211,6 +227,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "starts": starts,
     "preparations": preparations,
     "serve": serve,
+    "service": service,
+    "service machine": service_machine,
     "train": train,
     "threads busy": threads,
     "floor": floor,
