@@ -15,7 +15,7 @@ CXX_FILES := $(shell find csrc tests benchmarks -name '*.cpp' -o -name '*.h' -o 
 # Folders too, so that a deleted source counts as a change.
 BUILD_INPUTS := setup.py pyproject.toml $(shell find csrc building -not -name '*.pyc' -not -name __pycache__)
 
-.PHONY: demo docs test check build lint style types suite suite-check format stubs bench clean
+.PHONY: demo docs test check wheels check-wheels build lint style types suite suite-check format stubs bench clean
 
 demo: .venv/fastcl-recsys
 	$(BIN)/fastcl demo --data movies
@@ -31,6 +31,14 @@ test: style
 
 check: style .venv/fastcl-compat .venv/fastcl-onnx
 	@$(MAKE) --no-print-directory --jobs=2 types suite-check
+
+# The wheels of all platforms, built on this one, twice to compare the bytes, and checked: into dist/.
+wheels: .venv/fastcl-release
+	$(BIN)/python -m building.wheels --twice
+
+# Installs the wheels in dist/ where they can run here and runs the losses' tests there; goes on where it was stopped.
+check-wheels: .venv/fastcl-release
+	$(BIN)/python -m building.try_wheels
 
 suite: .venv/fastcl-test
 	$(PYTEST)

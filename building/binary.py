@@ -1,12 +1,9 @@
 """What a compiled library asks of the system and offers to it, read from its file: ELF, Mach-O and PE alike (LIEF)."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import lief
+from typing import Any
 
 
 @dataclass
@@ -28,7 +25,7 @@ class Binary:
 MACHINES = {"AMD64": "x86_64", "X86_64": "x86_64", "AARCH64": "aarch64", "ARM64": "aarch64"}
 
 
-def _elf(file: lief.ELF.Binary) -> Binary:
+def _elf(file: Any) -> Binary:
     glibc = [
         tuple(map(int, found[1].split(".")))
         for requirement in file.symbols_version_requirement
@@ -36,36 +33,35 @@ def _elf(file: lief.ELF.Binary) -> Binary:
         if (found := re.fullmatch(r"GLIBC_([\d.]+)", str(version.name)))
     ]
     rpaths = [
-        entry.tag.name
-        for entry in file.dynamic_entries
-        if entry.tag in (lief.ELF.DynamicEntry.TAG.RPATH, lief.ELF.DynamicEntry.TAG.RUNPATH)
+        f"{entry.tag.name} {entry.paths}" for entry in file.dynamic_entries if entry.tag.name in ("RPATH", "RUNPATH")
     ]
     return Binary(
         "linux",
         MACHINES.get(file.header.machine_type.name, file.header.machine_type.name),
         {str(name) for name in file.libraries},
-        {str(symbol.name) for symbol in file.imported_symbols if symbol.name},
+        # Not `imported_symbols`: a function that was linked against a stand-in has no type, and LIEF omits it there.
+        {str(symbol.name) for symbol in file.dynamic_symbols if symbol.shndx == 0 and symbol.name},
         {str(symbol.name) for symbol in file.exported_symbols},
         searched=rpaths,
         system=max(glibc, default=()),
     )
 
 
-def _macho(file: lief.MachO.Binary) -> Binary:
+def _macho(file: Any) -> Binary:
     version = file.build_version
     return Binary(
         "macos",
         MACHINES.get(file.header.cpu_type.name, file.header.cpu_type.name),
-        {str(library.name) for library in file.libraries if library.command != lief.MachO.LoadCommand.TYPE.ID_DYLIB},
+        {str(library.name) for library in file.libraries if library.command.name != "ID_DYLIB"},
         {str(symbol.name).removeprefix("_") for symbol in file.imported_symbols},
         {str(symbol.name).removeprefix("_") for symbol in file.exported_symbols},
         searched=[str(rpath.path) for rpath in file.rpaths],
-        system=tuple(version.minos) if version is not None else (),
+        system=tuple(version.minos)[:2] if version is not None else (),
         signed=file.has_code_signature,
     )
 
 
-def _pe(file: lief.PE.Binary) -> Binary:
+def _pe(file: Any) -> Binary:
     export = file.get_export() if file.has_exports else None
     return Binary(
         "windows",
@@ -77,6 +73,8 @@ def _pe(file: lief.PE.Binary) -> Binary:
 
 
 def read(path: Path) -> Binary:
+    import lief  # here, so that the checks of what was read need no LIEF
+
     file = lief.parse(str(path))
     if isinstance(file, lief.ELF.Binary):
         return _elf(file)

@@ -1,0 +1,141 @@
+"""Installs the wheels of dist/ where they can run on this machine, and runs the self-test and the losses' tests there.
+
+    python -m building.try_wheels [--torch 2.13.0] [--aarch64 COMMAND] [--only PLACE,PLACE]
+
+A place is a wheel with a Python, a torch and a processor; `places` lists them. In each one the tests run from a folder
+outside the repository, which holds the tests but not the sources, and nothing on PATH but the environment: no compiler.
+COMMAND starts an emulated Python for 64-bit ARM that has torch, pytest and hypothesis. What has run is not run again
+for the same wheel. Results go to benchmarks/results/wheels.json and wheels.md.
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.common import RESULTS, markdown, write_json, write_text
+from building.wheels import ROOT, digest
+
+# Tests of the sources, of other packages' losses, and of processes that start others.
+LEFT_OUT = ["adding_a_loss", "compat", "compilers", "sanitizers", "distributed", "kinds"]
+# Emulated, a test takes some hundred times as long: those of one module for each operator.
+FEW = ["tests/core/test_losses.py", "tests/core/test_isa.py", "tests/core/test_normalize.py"]
+ISA_ONLY = "not (2- or 384 or 1000 or 257-1100)"
+
+
+class Place(NamedTuple):
+    name: str
+    wheel: str  # the end of its file's name
+    python: list[str] | None  # its command; None for an environment of its own
+    tests: list[str]
+    limit: int  # seconds
+
+
+def places(aarch64: str) -> Iterator[Place]:
+    every = [f"--ignore=tests/core/test_{name}.py" for name in LEFT_OUT]
+    yield Place("Linux x86_64", "x86_64.whl", None, ["tests/core", *every], 3000)
+    yield Place("Linux x86_64, no kernels", "any.whl", None, ["tests/core/test_losses.py"], 1000)
+    if aarch64:
+        yield Place("Linux aarch64, emulated", "aarch64.whl", shlex.split(aarch64), [*FEW, "-k", ISA_ONLY], 3000)
+
+
+def run(command: list[str], folder: Path, limit: int, **env: str) -> tuple[int, str]:
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=os.environ | env, text=True, check=False, timeout=limit,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        return done.returncode, done.stdout
+    except subprocess.TimeoutExpired as late:
+        text = late.stdout or b""
+        return 124, text.decode() if isinstance(text, bytes) else text
+
+
+def environment(folder: Path, wheel: Path, torch: str) -> list[str]:
+    """The command of a fresh Python with a torch, the wheel and what tests take."""
+    python = folder / "venv" / "bin" / "python"
+    commands = [
+        [sys.executable, "-m", "venv", str(folder / "venv")],
+        [str(python), "-m", "pip", "-q", "install", "--no-compile", f"torch=={torch}"],
+        [str(python), "-m", "pip", "-q", "install", str(wheel), "pytest", "hypothesis", "numpy"],
+    ]
+    for command in commands:
+        code, printed = run(command, folder, 1200)
+        if code != 0:
+            raise SystemExit(f"{' '.join(command)}\n{printed[-2000:]}")
+    return [str(python)]
+
+
+def tried(place: Place, wheel: Path, torch: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        left_out = shutil.ignore_patterns("__pycache__", "recsys", "cuda")
+        shutil.copytree(ROOT / "tests", folder / "tests", ignore=left_out)
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        path = {"PATH": str(folder / "venv" / "bin"), "OMP_WAIT_POLICY": "passive"}
+        if place.python is None:
+            python = environment(folder, wheel, torch)
+        else:
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(folder / "installed")
+            python, path = place.python, {"OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(folder / "installed")}
+        _, facts = run([*python, "-c", FACTS], folder, 600, **path)
+        code, selftest = run([*python, "-m", "fastcl.selftest"], folder, 1200, **path)
+        command = [*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *place.tests]
+        _, printed = run(command, folder, place.limit, **path)
+    counts = re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", printed.splitlines()[-1] if printed else "")
+    return {
+        "wheel": digest(wheel),
+        "facts": facts.strip(),
+        "selftest": selftest.splitlines()[-1] if code == 0 else f"failed: {selftest[-500:]}",
+        "tests": ", ".join(f"{n} {word}" for n, word in counts) or f"stopped: {printed[-500:]}",
+        "failed": re.findall(r"^(?:FAILED|ERROR) (\S+)", printed, re.M),
+    }
+
+
+FACTS = (
+    "import platform, torch, fastcl; print(f'Python {platform.python_version()}, torch {torch.__version__}, '"
+    "f'{platform.machine()}, instruction sets: {\" \".join(fastcl.config()[\"isas\"]) or \"none\"}')"
+)
+
+
+def table(record: dict[str, dict[str, Any]]) -> str:
+    rows = [{"place": name, "with": r["facts"], "self-test": r["selftest"], "losses' tests": r["tests"]}
+            for name, r in record.items()]  # fmt: skip
+    return markdown(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torch", default="2.13.0")
+    parser.add_argument("--aarch64", default="", help="the command of an emulated Python for 64-bit ARM")
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist")
+    parser.add_argument("--only", default="", help="names of places, with ; between them")
+    args = parser.parse_args()
+    file = RESULTS / "wheels.json"
+    record = json.loads(file.read_text()) if file.exists() else {}
+    for place in places(args.aarch64):
+        if args.only and place.name not in args.only.split(";"):
+            continue
+        found = sorted(args.dist.resolve().glob(f"fastcl-*{place.wheel}"))
+        if not found:
+            raise SystemExit(f"{args.dist}: expected a wheel *{place.wheel}, found none; run make wheels")
+        if record.get(place.name, {}).get("wheel") == digest(found[0]):
+            continue
+        record[place.name] = tried(place, found[0], args.torch)
+        print(place.name, record[place.name], flush=True)
+        write_json(file, record)
+        write_text(RESULTS / "wheels.md", f"# Where the wheels ran\n\n{table(record)}\n")
+
+
+if __name__ == "__main__":
+    main()

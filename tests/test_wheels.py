@@ -1,0 +1,136 @@
+"""Wheels: the checks of what was built notice every fault, and the tables behind the builds agree with the sources."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import runpy
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from building import check, platforms
+from building.binary import Binary, read
+from fastcl._library import LIBRARY
+
+ROOT = Path(__file__).resolve().parent.parent
+GOOD = {
+    "linux-aarch64": Binary(
+        "linux", "aarch64", {"libtorch_cpu.so", "libc.so.6"}, {"torch_parallel_for", "malloc"},
+        check.our_functions(), system=(2, 17),
+    ),
+    "macos-arm64": Binary(
+        "macos", "aarch64", {"@rpath/libtorch_cpu.dylib", "/usr/lib/libSystem.B.dylib"}, {"torch_parallel_for"},
+        check.our_functions(), searched=["@loader_path/../torch/lib"], system=(11, 0), signed=True,
+    ),
+    "windows-x86_64": Binary(
+        "windows", "x86_64", {"torch_cpu.dll", "KERNEL32.dll"}, {"torch_parallel_for"}, check.our_functions(),
+    ),
+}  # fmt: skip
+FAULTS: list[tuple[str, dict[str, Any], str]] = [
+    ("linux-aarch64", {"machine": "x86_64"}, "expected a library for linux aarch64, got linux x86_64"),
+    ("linux-aarch64", {"needed": {"libtorch_cpu.so", "libgomp.so.1"}}, "not every system has: libgomp.so.1"),
+    ("linux-aarch64", {"needed": {"libc.so.6"}}, "does not name torch's library"),
+    ("linux-aarch64", {"system": (2, 34)}, "expected to run on linux 2.28, needs 2.34"),
+    ("linux-aarch64", {"searched": ["RUNPATH /opt/torch"]}, "looks for libraries in RUNPATH /opt/torch"),
+    ("linux-aarch64", {"exports": {"fastcl_set_isa", "_ZNSt"}}, "expected exports"),
+    ("linux-aarch64", {"imports": {"torch_parallel_for", "PyErr_Clear"}}, "functions of Python: PyErr_Clear"),
+    ("linux-aarch64", {"imports": {"malloc"}}, "asks nothing of torch"),
+    ("macos-arm64", {"imports": {"torch_new_thing"}}, "for macos-arm64 does not export torch_new_thing"),
+    ("macos-arm64", {"system": (13, 0)}, "expected to run on macos 11.0, needs 13.0"),
+    ("macos-arm64", {"signed": False}, "has no signature"),
+    ("windows-x86_64", {"needed": {"torch_cpu.dll", "libstdc++-6.dll"}}, "not every system has: libstdc++-6.dll"),
+]
+
+
+def test_a_good_library_passes() -> None:
+    assert {name: check.library_problems(binary, name) for name, binary in GOOD.items()} == dict.fromkeys(GOOD, [])
+
+
+@pytest.mark.parametrize(("name", "change", "words"), FAULTS, ids=[words for *_, words in FAULTS])
+def test_a_fault_of_a_library_is_told(name: str, change: dict[str, Any], words: str) -> None:
+    (found,) = check.library_problems(dataclasses.replace(GOOD[name], **change), name)
+    assert words in found
+
+
+def test_this_machines_library_is_read() -> None:
+    pytest.importorskip("lief")
+    library = read(Path(LIBRARY))
+    assert library.exports == check.our_functions()
+    assert "torch_parallel_for" in library.imports
+    assert check.torch_problems(library, "linux-x86_64") == []
+    assert [name for name in library.needed if name.startswith("libtorch")] == ["libtorch_cpu.so"]
+
+
+def _wheel(folder: Path, tag: str, files: dict[str, bytes], said: str = "") -> Path:
+    path = folder / f"fastcl-1.0-{tag}.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("fastcl-1.0.dist-info/WHEEL", f"Wheel-Version: 1.0\nTag: {said or tag}\n")
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def test_faults_of_a_wheel_are_told(tmp_path: Path) -> None:
+    nothing = {"fastcl/without_kernels.txt": b""}
+    assert check.problems(_wheel(tmp_path, "py3-none-any", nothing)) == []
+    for tag, files, words in (
+        ("cp311-cp311-any", nothing, "expected a tag py3-none-PLATFORM"),
+        ("py3-none-any", {}, "expected the libraries"),
+        ("py3-none-any", nothing | {"fastcl/libfastcl_cpu.so": b""}, "expected the libraries"),
+        ("py3-none-win_amd64", nothing, "expected the libraries ['fastcl/fastcl_cpu.dll'], got []"),
+        ("py3-none-any", nothing | {"fastcl/x.py": bytes(3_000_001)}, "expected at most 3000000 bytes"),
+    ):
+        assert any(words in found for found in check.problems(_wheel(tmp_path, tag, files))), words
+    other = _wheel(tmp_path, "py3-none-any", nothing, said="py3-none-win_amd64")
+    assert check.problems(other) == ["the tag of its name is not that in its metadata"]
+    assert check.problems(
+        _wheel(tmp_path, "py3-none-any", nothing | {"fastcl/recsys/data/sets/x.xz": bytes(4_000_000)})
+    ) == []
+
+
+def test_paths_of_a_building_machine_are_found() -> None:
+    for path in (b"/home/someone/fastcl", b"/tmp/build", b"/usr/lib/gcc/x86_64", b"C:\\Users\\someone"):
+        assert check.MACHINE_PATH.search(b"\0" + path + b"\0"), path
+    for path in (b"csrc/torch_shim.h", b"/usr/lib/libSystem.B.dylib", b"a/b"):
+        assert not check.MACHINE_PATH.search(b"\0" + path + b"\0"), path
+
+
+def test_the_package_looks_for_what_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    for system, name in (("linux", "linux-x86_64"), ("darwin", "macos-arm64"), ("win32", "windows-x86_64")):
+        monkeypatch.setattr(sys, "platform", system)
+        looked_for = runpy.run_path(str(ROOT / "fastcl" / "_library.py"))["LIBRARY"]
+        assert Path(looked_for).name == platforms.library_name(name)
+
+
+def test_what_torch_exports_is_recorded_for_every_platform() -> None:
+    functions = set(platforms.torch_functions())
+    assert "torch_parallel_for" in functions
+    for name in platforms.PLATFORMS:
+        assert check.torch_exports(name)
+        assert all(functions <= exports for exports in check.torch_exports(name).values()), name
+    assert all(f"_{function}" in platforms.tbd() and function in platforms.definitions() for function in functions)
+
+
+def _tools(**env: str) -> subprocess.CompletedProcess[str]:
+    code = "from building import backend; print(backend.tools())"
+    env = {"FASTCL_CUDA": "0", "PYTHONPATH": os.pathsep.join(sys.path)} | env
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, text=True, capture_output=True, check=False)
+
+
+def test_zigs_compiler_is_taken_where_there_is_none(tmp_path: Path) -> None:
+    assert _tools(PATH=str(tmp_path)).stdout == "['ninja', 'ziglang']\n"
+    (tmp_path / "c++").write_text("")
+    (tmp_path / "c++").chmod(0o755)
+    assert _tools(PATH=str(tmp_path)).stdout == "['ninja']\n"
+    assert _tools(PATH=str(tmp_path), FASTCL_PLATFORM="macos-arm64").stdout == "['ninja', 'ziglang']\n"
+    assert _tools(PATH=str(tmp_path), FASTCL_PLATFORM="none").stdout == "[]\n"
+    refused = _tools(PATH=str(tmp_path), FASTCL_PLATFORM="amiga")
+    assert refused.stderr == (
+        "fastcl: FASTCL_PLATFORM: expected one of linux-x86_64, linux-aarch64, macos-arm64, windows-x86_64, none, "
+        "got 'amiga'\n"
+    )
