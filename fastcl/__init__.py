@@ -16,6 +16,8 @@ from fastcl import nn as nn
 from fastcl._build import config, set_isa, show_config
 from fastcl.adjust import arcface, cosface
 from fastcl.chunked import cached, token_chunks
+from fastcl.cosines import psl_atan, psl_relu, psl_tanh
+from fastcl.denominators import Denominators
 from fastcl.family import over_rows
 from fastcl.losses import mises_fisher_weights
 from fastcl.mining import hard_negatives
@@ -31,6 +33,7 @@ from fastcl.registry import LOSSES as _LOSSES
 globals().update({name: loss.function for name, loss in _LOSSES.items()})
 __version__ = _version("fastcl")
 __all__ = [
+    "Denominators",
     "Evicted",
     "NegativeQueue",
     "arcface",
@@ -45,6 +48,9 @@ __all__ = [
     "mises_fisher_weights",
     "momentum_update",
     "over_rows",
+    "psl_atan",
+    "psl_relu",
+    "psl_tanh",
     "set_isa",
     "show_config",
     "softplus_sum",

@@ -14,6 +14,13 @@ from fastcl.adjust import cosface as cosface
 from fastcl.buckets import sce as sce
 from fastcl.chunked import cached as cached
 from fastcl.chunked import token_chunks as token_chunks
+from fastcl.cosines import ccl as ccl
+from fastcl.cosines import psl as psl
+from fastcl.cosines import psl_atan as psl_atan
+from fastcl.cosines import psl_relu as psl_relu
+from fastcl.cosines import psl_tanh as psl_tanh
+from fastcl.denominators import Denominators as Denominators
+from fastcl.denominators import sogclr as sogclr
 from fastcl.directions import directional_infonce as directional_infonce
 from fastcl.family import over_rows as over_rows
 from fastcl.losses import mises_fisher_weights as mises_fisher_weights
@@ -41,24 +48,29 @@ from fastcl.soft import soft_cross_entropy as soft_cross_entropy
 from fastcl.softmax import linear_cross_entropy as linear_cross_entropy
 from fastcl.softmax import sampled_softmax as sampled_softmax
 from fastcl.views import alignment as alignment
+from fastcl.views import directau as directau
 from fastcl.views import nt_xent as nt_xent
 from fastcl.views import supcon as supcon
 from fastcl.views import uniformity as uniformity
 
 __version__: str
 __all__ = [
+    "Denominators",
     "Evicted",
     "NegativeQueue",
     "alignment",
     "arcface",
     "bpr",
+    "bsl",
     "cached",
+    "ccl",
     "config",
     "contrast",
     "cosface",
     "dcl",
     "dclw",
     "debiased_infonce",
+    "directau",
     "directional_infonce",
     "distill_kl",
     "gbce",
@@ -79,13 +91,19 @@ __all__ = [
     "negative_sampling",
     "nt_xent",
     "over_rows",
+    "psl",
+    "psl_atan",
+    "psl_relu",
+    "psl_tanh",
     "sampled_softmax",
     "sce",
     "set_isa",
     "show_config",
     "siglip",
+    "sl_at_k",
     "soft_cross_entropy",
     "softplus_sum",
+    "sogclr",
     "supcon",
     "supcon_in",
     "supcon_out",
@@ -93,6 +111,30 @@ __all__ = [
     "triplet",
     "uniformity",
 ]
+
+def bsl(
+    query: torch.Tensor,
+    positive_key: torch.Tensor,
+    negative_keys: torch.Tensor | None = None,
+    temperature: float | torch.Tensor = 0.1,
+    reduction: str = 'mean',
+    negative_mode: str | None = None,
+    *,
+    normalize: bool = True,
+    in_batch: bool | None = None,
+    queue: fastcl.rows.Queue | None = None,
+    ids: torch.Tensor | None = None,
+    negative_ids: torch.Tensor | None = None,
+    log_q: torch.Tensor | None = None,
+    negative_log_q: torch.Tensor | None = None,
+    symmetric: bool = False,
+    weight: torch.Tensor | None = None,
+    hardness: float | collections.abc.Mapping[str, float] | None = None,
+    margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+    cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+    positive_temperature: float | None = None,
+    group: torch.Tensor | None = None,
+) -> torch.Tensor: ...
 
 def dcl(
     query: torch.Tensor,
@@ -183,6 +225,8 @@ def infonce(
     hardness: float | collections.abc.Mapping[str, float] | None = None,
     margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> torch.Tensor: ...
 
 def infonce_plus(
@@ -252,4 +296,28 @@ def mine_plus(
     margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
     lam: float = 1.1,
+) -> torch.Tensor: ...
+
+def sl_at_k(
+    query: torch.Tensor,
+    positive_key: torch.Tensor,
+    negative_keys: torch.Tensor | None = None,
+    temperature: float | torch.Tensor = 0.1,
+    reduction: str = 'mean',
+    negative_mode: str | None = None,
+    *,
+    normalize: bool = True,
+    in_batch: bool | None = None,
+    queue: fastcl.rows.Queue | None = None,
+    ids: torch.Tensor | None = None,
+    negative_ids: torch.Tensor | None = None,
+    log_q: torch.Tensor | None = None,
+    negative_log_q: torch.Tensor | None = None,
+    symmetric: bool = False,
+    weight: torch.Tensor | None = None,
+    hardness: float | collections.abc.Mapping[str, float] | None = None,
+    margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+    cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+    threshold: float | torch.Tensor = 0.0,
+    weight_temperature: float = 1.0,
 ) -> torch.Tensor: ...

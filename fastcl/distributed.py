@@ -295,11 +295,14 @@ def ring(loss: Loss, group: Group = None) -> Loss:
             own = torch.searchsorted(ordered, row_id, right=True) - torch.searchsorted(ordered, row_id)
             return sum(sizes) - own
 
+        def mean() -> Tensor:
+            raise ValueError("label_smoothing: expected 0 with distributed.ring, got another")
+
         pos = adjust.moved(dot(query, positive_key)) * scale
         if log_q is not None:
             pos = pos - log_q.to(pos)
         pairs, hard = ((query, positive_key),), hardness is not None
-        rows = Rows(pos, lse_at(1.0), count, lse_at, pairs, scale, log_q is not None, hard)
+        rows = Rows(pos, lse_at(1.0), count, mean, lse_at, pairs, scale, log_q is not None, hard)
         value = reduced(formula(rows, **constants), "sum" if reduction == "mean" else reduction, weight)
         return value if reduction == "none" else value * _share(sizes, reduction)
 

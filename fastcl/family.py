@@ -19,7 +19,7 @@ from fastcl.rows import Negatives, Queue, check_batch, reduced, rows_both_ways, 
 
 
 def over_rows(
-    module: str = "", *, beside: Callable[..., float] | None = None
+    module: str = "", *, beside: Callable[..., float | None] | None = None
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Makes a loss of the family of a formula over `fastcl.rows.Rows`, and enters it into the registry by its name.
 
@@ -35,8 +35,8 @@ def over_rows(
     Args:
         module: the name of the loss's class in `fastcl.nn`, for the losses of fastcl itself; "": it has none.
         beside: for a formula in which lse occurs only as log(a exp(pos) + exp(lse)), times a constant: a function that
-            maps the formula's keywords to log a. None for any other formula, and where in doubt. Only speed depends on
-            it.
+            maps the formula's keywords to log a, or to None where they make another formula of it. None for any other
+            formula, and where in doubt. Only speed depends on it.
 
     Raises TypeError for a formula of another form, ValueError for the name of another loss; a loss whose formula
     returns another shape than [N] raises ValueError. Defining the loss again, as in a notebook cell, replaces it.
@@ -62,7 +62,7 @@ def over_rows(
     return publish
 
 
-def _public(formula: Callable[..., Tensor], beside: Callable[..., float] | None) -> Callable[..., Tensor]:
+def _public(formula: Callable[..., Tensor], beside: Callable[..., float | None] | None) -> Callable[..., Tensor]:
     @functools.wraps(formula, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
     def loss(
         query: Tensor,  # [N, D]
@@ -101,7 +101,8 @@ def _public(formula: Callable[..., Tensor], beside: Callable[..., float] | None)
         # With reduction="none" the gradient that comes back to a row is not known beforehand.
         expected = None
         if beside is not None and reduction != "none":
-            expected = Expected(beside(**constants), weight=weight)
+            other = beside(**constants)
+            expected = None if other is None else Expected(other, weight=weight)
         if symmetric:
             rows = rows_both_ways(query, positive_key, temperature, negatives, expected, adjust)
         else:

@@ -11,14 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastcl.arithmetic import dot, softplus
-from fastcl.checks import check_constant, check_tensor, positive_number
+from fastcl.arithmetic import dot, logaddexp, softplus
+from fastcl.checks import as_ids, check_constant, check_scale, check_tensor, in_memory, positive_number
 from fastcl.family import over_rows
+from fastcl.positives import Positives
 from fastcl.rows import Rows
 
 
-def _as_it_is(**constants: Any) -> float:
-    return 0.0
+def _as_it_is(z_loss: float = 0.0, **constants: Any) -> float | None:
+    return None if z_loss else 0.0
 
 
 def _nothing(**constants: Any) -> float:
@@ -30,7 +31,7 @@ def _epsilon(epsilon: float = 0.0, **constants: Any) -> float:
 
 
 @over_rows("InfoNCE", beside=_as_it_is)
-def infonce(rows: Rows) -> Tensor:
+def infonce(rows: Rows, *, label_smoothing: float = 0.0, z_loss: float = 0.0) -> Tensor:
     """InfoNCE (van den Oord et al. 2018, Eq. 4): -log of the positive's share in the softmax over it and the negatives.
 
         loss_i = logaddexp(pos_i, lse_i) - pos_i,    pos_i = <q_i, p_i> / T,    lse_i = log sum_j exp(<q_i, k_j> / T)
@@ -81,6 +82,11 @@ def infonce(rows: Rows) -> Tensor:
             Qwen3-Embedding, Zhang et al. 2025, Eq. 2), `lambda s: 0.95 * s` (NV-Retriever, Moreira et al. 2024). The
             gradient is that of the sum without them. ValueError with a loss that averages over its negatives (mine,
             mine_plus, debiased_infonce): how many are left is not known.
+        label_smoothing: of `infonce` alone, from 0 to 1: the share of the target that is spread evenly over the
+            positive and the row's negatives (Szegedy et al. 2016). What it adds to a loss is that share of pos_i less
+            the mean of all its logits, which follows from sums of keys: no pass more. ValueError with hardness or cap.
+        z_loss: of `infonce` alone, >= 0: how much (log(exp(pos_i) + exp(lse_i)))^2 adds to a row's loss, which keeps
+            logits from drifting (Chowdhery et al. 2022, PaLM, section 5).
 
     Returns: float32, or float64 if query or any keys are float64 (dtypes may be mixed), [] or [N]. A row without
     negatives has loss 0 and zero gradient, and counts in the mean. A batch without rows (N = 0) has loss 0, as sum and
@@ -103,7 +109,16 @@ def infonce(rows: Rows) -> Tensor:
     0.3808
     """
     # softplus, not logaddexp(pos, lse) - pos, which cancels to 0 at convergence.
-    return softplus(rows.lse - rows.pos)
+    loss = softplus(rows.lse - rows.pos)
+    if label_smoothing != 0:
+        check_constant("label_smoothing", label_smoothing, lambda x: 0 <= x <= 1, "from 0 to 1")
+        if rows.hardness:
+            raise ValueError("label_smoothing: expected 0 with hardness, got another")
+        loss = loss + label_smoothing * unless_empty(rows, rows.pos - rows.mean())
+    if z_loss != 0:
+        check_constant("z_loss", z_loss, lambda x: x >= 0, "at least 0")
+        loss = loss + z_loss * unless_empty(rows, logaddexp(rows.pos, rows.lse)).square()
+    return loss
 
 
 @over_rows("DCL", beside=_nothing)
@@ -118,7 +133,7 @@ def dcl(rows: Rows) -> Tensor:
     >>> round(fastcl.dcl(torch.eye(2), torch.eye(2), temperature=0.5).item(), 4)  # 0 - 2
     -2.0
     """
-    return _unless_empty(rows, rows.lse - rows.pos)
+    return unless_empty(rows, rows.lse - rows.pos)
 
 
 def mises_fisher_weights(query: Tensor, positive_key: Tensor, sigma: float = 0.5) -> Tensor:
@@ -162,7 +177,7 @@ def dclw(rows: Rows, *, weight_fn: Callable[[Tensor, Tensor], Tensor] = mises_fi
     weights = [weight_fn(*pair) for pair in rows.pairs]
     for each, (query, _) in zip(weights, rows.pairs, strict=True):
         check_tensor("weight_fn", each, (query.shape[0],), query.device)
-    return _unless_empty(rows, rows.lse - (weights[0] if len(weights) == 1 else torch.cat(weights)) * rows.pos)
+    return unless_empty(rows, rows.lse - (weights[0] if len(weights) == 1 else torch.cat(weights)) * rows.pos)
 
 
 @over_rows("DebiasedInfoNCE", beside=None)
@@ -208,7 +223,7 @@ def debiased_infonce(rows: Rows, *, tau_plus: float = 0.1, beta: float = 0.0) ->
         nothing_left = share >= 0
         rest = negative + torch.log(-torch.expm1(share.masked_fill(nothing_left, -1.0))) - math.log1p(-tau_plus)
         negative = rest.masked_fill(nothing_left, -torch.inf)
-    return _unless_empty(rows, softplus(torch.maximum(negative, log_count - rows.scale) - rows.pos))
+    return unless_empty(rows, softplus(torch.maximum(negative, log_count - rows.scale) - rows.pos))
 
 
 @over_rows("InfoNCEPlus", beside=_epsilon)
@@ -227,11 +242,11 @@ def infonce_plus(rows: Rows, *, epsilon: float = 0.0, lam: float = 1.1) -> Tenso
     check_constant("epsilon", epsilon, lambda x: x >= 0, "at least 0")
     positive_number("lam", lam)
     if epsilon == 0:
-        return _unless_empty(rows, lam * rows.lse - rows.pos)
+        return unless_empty(rows, lam * rows.lse - rows.pos)
     z = rows.pos + math.log(epsilon)
     # lam * logaddexp(z, lse) - pos, regrouped so that what cancels for lam = 1 does so before anything small is added
     # to it.
-    return _unless_empty(rows, lam * softplus(rows.lse - z) + ((lam - 1) * rows.pos + lam * math.log(epsilon)))
+    return unless_empty(rows, lam * softplus(rows.lse - z) + ((lam - 1) * rows.pos + lam * math.log(epsilon)))
 
 
 @over_rows("MINE", beside=_nothing)
@@ -247,7 +262,7 @@ def mine(rows: Rows) -> Tensor:
     >>> round(fastcl.mine(torch.eye(3), torch.eye(3), temperature=0.5).item(), 4)  # log(2) - log(2) - 2
     -2.0
     """
-    return _unless_empty(rows, _log_mean(rows) - rows.pos)
+    return unless_empty(rows, log_mean(rows) - rows.pos)
 
 
 @over_rows("MINEPlus", beside=_nothing)
@@ -263,13 +278,82 @@ def mine_plus(rows: Rows, *, lam: float = 1.1) -> Tensor:
     -2.0
     """
     positive_number("lam", lam)
-    return _unless_empty(rows, lam * _log_mean(rows) - rows.pos)
+    return unless_empty(rows, lam * log_mean(rows) - rows.pos)
 
 
-def _log_mean(rows: Rows) -> Tensor:
+@over_rows("BSL", beside=_nothing)
+def bsl(rows: Rows, *, positive_temperature: float | None = None, group: Tensor | None = None) -> Tensor:
+    """Bilateral softmax loss, BSL (Wu et al. 2024): a softmax over the positives of a user too, at its own temperature.
+
+        loss_i = log mean_j exp(z_ij) - T+ / T log mean_p exp(s_p / T+),    z_ij = <q_i, k_j> / T
+
+    s_p are the similarities <q_p, p_p> of the rows p with row i's `group`.
+
+    Args:
+        positive_temperature: T+ > 0; None: T.
+        group: [N], any integer dtype, the users of the rows; None: every row has its own, which is MINE for any T+.
+
+    The sum over the rows is that of the paper's loss of each user times the rows of the user, divided by T. Other
+    arguments, gradients and errors: `infonce`. The loss may be negative.
+
+    >>> import torch, fastcl
+    >>> query, user = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), torch.tensor([7, 7, 8])
+    >>> round(fastcl.bsl(query, query, temperature=0.5, group=user, positive_temperature=1.0).item(), 4)
+    -1.0442
+    """
+    ratio: float | Tensor = 1.0
+    if positive_temperature is not None:
+        positive_number("positive_temperature", positive_temperature)
+        ratio = rows.scale * positive_temperature
+    together = rows.pos
+    if group is not None:
+        query = rows.pairs[0][0]
+        group = as_ids("group", group, (query.shape[0],), query.device)
+        group = group if len(rows.pairs) == 1 else torch.cat([group, group])
+        # A user is numbered by the first place of its id among the sorted ids, so that every shape stays [N].
+        ordered = group.sort().values
+        first = torch.searchsorted(ordered, group)
+        count = torch.searchsorted(ordered, group, right=True) - first
+        of_user = Positives(rows.pos / ratio, rows.pos, first, torch.ones_like(rows.pos)).logsumexp()
+        together = ratio * (of_user[first] - count.to(rows.pos).log())
+    return unless_empty(rows, log_mean(rows) - together)
+
+
+@over_rows("SLatK")
+def sl_at_k(rows: Rows, *, threshold: float | Tensor = 0.0, weight_temperature: float = 1.0) -> Tensor:
+    """SL@K (Yang et al. 2025): the softmax loss of positives that are, or nearly are, among a user's best K.
+
+        loss_i = w_i (lse_i - pos_i),    w_i = sigmoid((<q_i, p_i> - threshold_i) / weight_temperature)
+
+    Args:
+        threshold: the K-th largest similarity of the row's query: a number or one for each row [N], without gradient.
+            `fastcl.hard_negatives(query, table, K)[0][:, -1]` finds it over a table, or over a sample of it.
+        weight_temperature: > 0.
+
+    The weight has its gradient, as in the authors' code. Similarities are cosines if the loss normalises. Other
+    arguments, gradients and errors: `infonce`. The loss may be negative.
+
+    >>> import torch, fastcl
+    >>> round(fastcl.sl_at_k(torch.eye(2), torch.eye(2), temperature=0.5, threshold=1.0).item(), 4)  # (0 - 2) / 2
+    -1.0
+    """
+    positive_number("weight_temperature", weight_temperature)
+    query = rows.pairs[0][0]
+    check_scale("threshold", threshold, query.shape[0], query.device)
+    similarity = torch.cat([dot(*pair) for pair in rows.pairs])
+    if isinstance(threshold, Tensor):
+        in_memory("threshold", threshold)
+        threshold = threshold.detach().to(similarity)
+        threshold = threshold.repeat(len(rows.pairs)) if threshold.dim() else threshold
+    share = torch.sigmoid((similarity - threshold) / weight_temperature)
+    return share.to(rows.pos) * unless_empty(rows, rows.lse - rows.pos)
+
+
+def log_mean(rows: Rows) -> Tensor:
+    """[N], log of the mean of exp(logit) over the negatives; -inf where there are none."""
     return rows.lse - rows.count().clamp(min=1).to(rows.lse).log()
 
 
-def _unless_empty(rows: Rows, loss: Tensor) -> Tensor:
+def unless_empty(rows: Rows, loss: Tensor) -> Tensor:
     """The loss, or a constant 0 in rows that have nothing to contrast with."""
     return torch.where(rows.lse == -torch.inf, 0.0, loss)

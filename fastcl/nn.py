@@ -18,7 +18,7 @@ below ends in the ValueError of the next call on the CPU. Its logarithm stays po
 nn.Parameter(torch.tensor(0.1).log())` in the model and call the function with `temperature=log_temperature.exp()`.
 """
 
-from fastcl import buckets, directions, losses, pairwise, positives, soft, softmax, views  # noqa: F401  whose losses fill the registry
+from fastcl import buckets, cosines, denominators, directions, losses, pairwise, positives, soft, softmax, views  # noqa: F401  whose losses fill the registry
 from fastcl.module import module_of
 from fastcl.registry import LOSSES
 

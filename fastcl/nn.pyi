@@ -8,6 +8,49 @@ import fastcl.positives
 import fastcl.rows
 from fastcl.module import LossModule
 
+class MultiPositive(LossModule):
+    def __init__(
+        self,
+        temperature: float | torch.Tensor = 0.1,
+        reduction: str = 'mean',
+        *,
+        form: collections.abc.Callable[[fastcl.positives.Positives], torch.Tensor] = ...,
+        normalize: bool = True,
+        in_batch: bool | None = None,
+        positive_weight: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+    ) -> None: ...
+    def forward(
+        self,
+        query: torch.Tensor,
+        positives: torch.Tensor,
+        owner: torch.Tensor,
+        negative_keys: torch.Tensor | None = None,
+        *,
+        temperature: float | torch.Tensor = 0.1,
+        reduction: str = 'mean',
+        form: collections.abc.Callable[[fastcl.positives.Positives], torch.Tensor] = ...,
+        normalize: bool = True,
+        in_batch: bool | None = None,
+        positive_weight: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+    def __call__(
+        self,
+        query: torch.Tensor,
+        positives: torch.Tensor,
+        owner: torch.Tensor,
+        negative_keys: torch.Tensor | None = None,
+        *,
+        temperature: float | torch.Tensor = 0.1,
+        reduction: str = 'mean',
+        form: collections.abc.Callable[[fastcl.positives.Positives], torch.Tensor] = ...,
+        normalize: bool = True,
+        in_batch: bool | None = None,
+        positive_weight: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
 class InfoNCE(LossModule):
     def __init__(
         self,
@@ -27,6 +70,8 @@ class InfoNCE(LossModule):
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
     ) -> None: ...
     def forward(
         self,
@@ -49,6 +94,8 @@ class InfoNCE(LossModule):
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
     ) -> torch.Tensor: ...
     def __call__(
         self,
@@ -71,6 +118,8 @@ class InfoNCE(LossModule):
         hardness: float | collections.abc.Mapping[str, float] | None = None,
         margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
         cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
     ) -> torch.Tensor: ...
 
 class DCL(LossModule):
@@ -481,6 +530,148 @@ class MINEPlus(LossModule):
         lam: float = 1.1,
     ) -> torch.Tensor: ...
 
+class BSL(LossModule):
+    def __init__(
+        self,
+        temperature: float | torch.Tensor = 0.1,
+        reduction: str = 'mean',
+        negative_mode: str | None = None,
+        *,
+        normalize: bool = True,
+        in_batch: bool | None = None,
+        queue: fastcl.rows.Queue | None = None,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+        log_q: torch.Tensor | None = None,
+        negative_log_q: torch.Tensor | None = None,
+        symmetric: bool = False,
+        weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        positive_temperature: float | None = None,
+        group: torch.Tensor | None = None,
+    ) -> None: ...
+    def forward(
+        self,
+        query: torch.Tensor,
+        positive_key: torch.Tensor,
+        negative_keys: torch.Tensor | None = None,
+        *,
+        temperature: float | torch.Tensor = 0.1,
+        reduction: str = 'mean',
+        negative_mode: str | None = None,
+        normalize: bool = True,
+        in_batch: bool | None = None,
+        queue: fastcl.rows.Queue | None = None,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+        log_q: torch.Tensor | None = None,
+        negative_log_q: torch.Tensor | None = None,
+        symmetric: bool = False,
+        weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        positive_temperature: float | None = None,
+        group: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+    def __call__(
+        self,
+        query: torch.Tensor,
+        positive_key: torch.Tensor,
+        negative_keys: torch.Tensor | None = None,
+        *,
+        temperature: float | torch.Tensor = 0.1,
+        reduction: str = 'mean',
+        negative_mode: str | None = None,
+        normalize: bool = True,
+        in_batch: bool | None = None,
+        queue: fastcl.rows.Queue | None = None,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+        log_q: torch.Tensor | None = None,
+        negative_log_q: torch.Tensor | None = None,
+        symmetric: bool = False,
+        weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        positive_temperature: float | None = None,
+        group: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+class SLatK(LossModule):
+    def __init__(
+        self,
+        temperature: float | torch.Tensor = 0.1,
+        reduction: str = 'mean',
+        negative_mode: str | None = None,
+        *,
+        normalize: bool = True,
+        in_batch: bool | None = None,
+        queue: fastcl.rows.Queue | None = None,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+        log_q: torch.Tensor | None = None,
+        negative_log_q: torch.Tensor | None = None,
+        symmetric: bool = False,
+        weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        threshold: float | torch.Tensor = 0.0,
+        weight_temperature: float = 1.0,
+    ) -> None: ...
+    def forward(
+        self,
+        query: torch.Tensor,
+        positive_key: torch.Tensor,
+        negative_keys: torch.Tensor | None = None,
+        *,
+        temperature: float | torch.Tensor = 0.1,
+        reduction: str = 'mean',
+        negative_mode: str | None = None,
+        normalize: bool = True,
+        in_batch: bool | None = None,
+        queue: fastcl.rows.Queue | None = None,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+        log_q: torch.Tensor | None = None,
+        negative_log_q: torch.Tensor | None = None,
+        symmetric: bool = False,
+        weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        threshold: float | torch.Tensor = 0.0,
+        weight_temperature: float = 1.0,
+    ) -> torch.Tensor: ...
+    def __call__(
+        self,
+        query: torch.Tensor,
+        positive_key: torch.Tensor,
+        negative_keys: torch.Tensor | None = None,
+        *,
+        temperature: float | torch.Tensor = 0.1,
+        reduction: str = 'mean',
+        negative_mode: str | None = None,
+        normalize: bool = True,
+        in_batch: bool | None = None,
+        queue: fastcl.rows.Queue | None = None,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+        log_q: torch.Tensor | None = None,
+        negative_log_q: torch.Tensor | None = None,
+        symmetric: bool = False,
+        weight: torch.Tensor | None = None,
+        hardness: float | collections.abc.Mapping[str, float] | None = None,
+        margin: collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        cap: float | torch.Tensor | collections.abc.Callable[[torch.Tensor], torch.Tensor] | None = None,
+        threshold: float | torch.Tensor = 0.0,
+        weight_temperature: float = 1.0,
+    ) -> torch.Tensor: ...
+
 class SampledSoftmax(LossModule):
     def __init__(
         self,
@@ -615,6 +806,135 @@ class SCE(LossModule):
         buckets: int | torch.Tensor | None = None,
         bucket_rows: int | None = None,
         bucket_classes: int = 256,
+    ) -> torch.Tensor: ...
+
+class CCL(LossModule):
+    def __init__(
+        self,
+        reduction: str = 'mean',
+        weight: torch.Tensor | None = None,
+        *,
+        margin: float = 0.8,
+        negative_weight: float = 150.0,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+    ) -> None: ...
+    def forward(
+        self,
+        query: torch.Tensor,
+        positive_key: torch.Tensor,
+        negative_keys: torch.Tensor,
+        *,
+        reduction: str = 'mean',
+        weight: torch.Tensor | None = None,
+        margin: float = 0.8,
+        negative_weight: float = 150.0,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+    def __call__(
+        self,
+        query: torch.Tensor,
+        positive_key: torch.Tensor,
+        negative_keys: torch.Tensor,
+        *,
+        reduction: str = 'mean',
+        weight: torch.Tensor | None = None,
+        margin: float = 0.8,
+        negative_weight: float = 150.0,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+class PSL(LossModule):
+    def __init__(
+        self,
+        temperature: float | torch.Tensor = 0.1,
+        reduction: str = 'mean',
+        weight: torch.Tensor | None = None,
+        *,
+        surrogate: collections.abc.Callable[[torch.Tensor], torch.Tensor] = ...,
+        normalize: bool = True,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+    ) -> None: ...
+    def forward(
+        self,
+        query: torch.Tensor,
+        positive_key: torch.Tensor,
+        negative_keys: torch.Tensor,
+        *,
+        temperature: float | torch.Tensor = 0.1,
+        reduction: str = 'mean',
+        weight: torch.Tensor | None = None,
+        surrogate: collections.abc.Callable[[torch.Tensor], torch.Tensor] = ...,
+        normalize: bool = True,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+    def __call__(
+        self,
+        query: torch.Tensor,
+        positive_key: torch.Tensor,
+        negative_keys: torch.Tensor,
+        *,
+        temperature: float | torch.Tensor = 0.1,
+        reduction: str = 'mean',
+        weight: torch.Tensor | None = None,
+        surrogate: collections.abc.Callable[[torch.Tensor], torch.Tensor] = ...,
+        normalize: bool = True,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+class SogCLR(LossModule):
+    def __init__(
+        self,
+        denominators: fastcl.denominators.Denominators,
+        negative_keys: torch.Tensor | None = None,
+        temperature: float | torch.Tensor = 0.1,
+        reduction: str = 'mean',
+        *,
+        normalize: bool = True,
+        in_batch: bool | None = None,
+        queue: fastcl.rows.Queue | None = None,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+    ) -> None: ...
+    def forward(
+        self,
+        query: torch.Tensor,
+        positive_key: torch.Tensor,
+        index: torch.Tensor,
+        *,
+        denominators: fastcl.denominators.Denominators = ...,
+        negative_keys: torch.Tensor | None = None,
+        temperature: float | torch.Tensor = 0.1,
+        reduction: str = 'mean',
+        normalize: bool = True,
+        in_batch: bool | None = None,
+        queue: fastcl.rows.Queue | None = None,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+    def __call__(
+        self,
+        query: torch.Tensor,
+        positive_key: torch.Tensor,
+        index: torch.Tensor,
+        *,
+        denominators: fastcl.denominators.Denominators = ...,
+        negative_keys: torch.Tensor | None = None,
+        temperature: float | torch.Tensor = 0.1,
+        reduction: str = 'mean',
+        normalize: bool = True,
+        in_batch: bool | None = None,
+        queue: fastcl.rows.Queue | None = None,
+        ids: torch.Tensor | None = None,
+        negative_ids: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
 class DirectionalInfoNCE(LossModule):
@@ -832,49 +1152,6 @@ class JensenShannon(LossModule):
         weight: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
-class MultiPositive(LossModule):
-    def __init__(
-        self,
-        temperature: float | torch.Tensor = 0.1,
-        reduction: str = 'mean',
-        *,
-        form: collections.abc.Callable[[fastcl.positives.Positives], torch.Tensor] = ...,
-        normalize: bool = True,
-        in_batch: bool | None = None,
-        positive_weight: torch.Tensor | None = None,
-        weight: torch.Tensor | None = None,
-    ) -> None: ...
-    def forward(
-        self,
-        query: torch.Tensor,
-        positives: torch.Tensor,
-        owner: torch.Tensor,
-        negative_keys: torch.Tensor | None = None,
-        *,
-        temperature: float | torch.Tensor = 0.1,
-        reduction: str = 'mean',
-        form: collections.abc.Callable[[fastcl.positives.Positives], torch.Tensor] = ...,
-        normalize: bool = True,
-        in_batch: bool | None = None,
-        positive_weight: torch.Tensor | None = None,
-        weight: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
-    def __call__(
-        self,
-        query: torch.Tensor,
-        positives: torch.Tensor,
-        owner: torch.Tensor,
-        negative_keys: torch.Tensor | None = None,
-        *,
-        temperature: float | torch.Tensor = 0.1,
-        reduction: str = 'mean',
-        form: collections.abc.Callable[[fastcl.positives.Positives], torch.Tensor] = ...,
-        normalize: bool = True,
-        in_batch: bool | None = None,
-        positive_weight: torch.Tensor | None = None,
-        weight: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
-
 class SoftCrossEntropy(LossModule):
     def __init__(
         self,
@@ -1059,5 +1336,28 @@ class Uniformity(LossModule):
         self,
         x: torch.Tensor,
         *,
+        t: float = 2.0,
+    ) -> torch.Tensor: ...
+
+class DirectAU(LossModule):
+    def __init__(
+        self,
+        gamma: float = 1.0,
+        t: float = 2.0,
+    ) -> None: ...
+    def forward(
+        self,
+        query: torch.Tensor,
+        positive_key: torch.Tensor,
+        *,
+        gamma: float = 1.0,
+        t: float = 2.0,
+    ) -> torch.Tensor: ...
+    def __call__(
+        self,
+        query: torch.Tensor,
+        positive_key: torch.Tensor,
+        *,
+        gamma: float = 1.0,
         t: float = 2.0,
     ) -> torch.Tensor: ...

@@ -9,25 +9,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastcl.reference_batch import NEVER as _NEVER
+from fastcl.reference_batch import column as _column
+from fastcl.reference_batch import dot as _dot
+from fastcl.reference_batch import finite_or_nan as _finite_or_nan
+from fastcl.reference_batch import logsumexp as _logsumexp
+from fastcl.reference_batch import normalized as _normalize
+from fastcl.reference_batch import over_batch as _loss
+from fastcl.reference_batch import result_dtype as _result_dtype
+from fastcl.reference_batch import similarity_of as _similarity
 from fastcl.reference_pairwise import bpr, jensen_shannon, negative_sampling, siglip, softplus_sum, triplet
-from fastcl.reference_recommend import gbce, sce
+from fastcl.reference_recommend import bsl, ccl, directau, gbce, psl, sce, sl_at_k, sogclr
 from fastcl.reference_soft import directional_infonce, distill_kl, margin_mse, multi_positive, soft_cross_entropy
 from fastcl.reference_views import alignment, linear_cross_entropy, nt_xent, supcon, uniformity
 
 __all__ = [
     "alignment",
     "bpr",
+    "bsl",
+    "ccl",
     "contrast",
     "dcl",
     "dclw",
     "debiased_infonce",
+    "directau",
     "directional_infonce",
     "distill_kl",
     "gbce",
@@ -41,17 +52,18 @@ __all__ = [
     "multi_positive",
     "negative_sampling",
     "nt_xent",
+    "psl",
     "sampled_softmax",
     "sce",
     "siglip",
+    "sl_at_k",
     "soft_cross_entropy",
     "softplus_sum",
+    "sogclr",
     "supcon",
     "triplet",
     "uniformity",
 ]
-
-_NEVER = -math.inf
 
 
 def contrast(
@@ -91,6 +103,9 @@ def infonce(
     temperature: float | Tensor = 0.1,
     reduction: str = "mean",
     negative_mode: str | None = None,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
     **options: Any,
 ) -> Tensor:
     """-log(e^pos / (e^pos + sum_j e^neg_j)): van den Oord et al. 2018, equation 4; `options` as in `fastcl.infonce`.
@@ -100,7 +115,12 @@ def infonce(
 
     def head(pos: Tensor, neg: Tensor, count: Tensor) -> Tensor:
         logits = torch.cat([pos[:, None], neg], 1)
-        return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=pos.device), reduction="none")
+        first = torch.zeros(len(logits), dtype=torch.long, device=pos.device)
+        loss = F.cross_entropy(logits, first, reduction="none")
+        if label_smoothing:
+            log_p = F.log_softmax(logits, 1).masked_fill(logits == _NEVER, 0.0)
+            loss = (1 - label_smoothing) * loss - label_smoothing * log_p.sum(1) / (count + 1)
+        return loss + z_loss * torch.logsumexp(logits, 1) ** 2 if z_loss else loss
 
     return _loss(head, query, positive_key, negative_keys, temperature, reduction, **options)
 
@@ -239,130 +259,3 @@ def sampled_softmax(
 ) -> Tensor:
     """Cross-entropy over <q, k>/T - log q of the positive and the samples: Zhou et al. 2021, CLRec, Eq. 2."""
     return infonce(query, positive_key, negative_keys, temperature, reduction, normalize=False, **options)
-
-
-def _loss(
-    head: Callable[[Tensor, Tensor, Tensor], Tensor],
-    query: Tensor,
-    positive_key: Tensor,
-    negative_keys: Tensor | None,
-    temperature: float | Tensor,
-    reduction: str,
-    *,
-    symmetric: bool = False,
-    weight: Tensor | None = None,
-    **options: Any,
-) -> Tensor:
-    rows = _rows(head, query, positive_key, negative_keys, temperature, **options)
-    if symmetric:
-        rows = (rows + _rows(head, positive_key, query, negative_keys, temperature, **options)) / 2
-    if weight is not None:
-        rows = rows * weight.to(rows.dtype)
-    if reduction == "none":
-        return rows
-    return rows.sum() if reduction == "sum" else rows.sum() / len(rows)
-
-
-def _rows(
-    head: Callable[[Tensor, Tensor, Tensor], Tensor],
-    query: Tensor,
-    positive_key: Tensor,
-    negative_keys: Tensor | None,
-    temperature: float | Tensor,
-    *,
-    normalize: bool = True,
-    in_batch: bool | None = None,
-    queue: Any = None,
-    ids: Tensor | None = None,
-    negative_ids: Tensor | None = None,
-    log_q: Tensor | None = None,
-    negative_log_q: Tensor | None = None,
-    hardness: Any = None,
-    margin: Callable[[Tensor], Tensor] | None = None,
-    cap: Any = None,
-) -> Tensor:
-    """One loss per row: `head(pos [N], negative logits [N, C] with -inf where excluded, columns not excluded [N])`."""
-    if normalize:
-        query, positive_key = _normalize(query), _normalize(positive_key)
-        negative_keys = None if negative_keys is None else _normalize(negative_keys)
-
-    # A segment is (keys, row ids, column ids, log q); a column is excluded where its id equals the row's. Row numbers
-    # as ids exclude the diagonal.
-    row_number = torch.arange(len(query), device=query.device)
-    segments: list[tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, str]] = []
-    if in_batch or (in_batch is None and negative_keys is None):
-        in_batch_ids = row_number if ids is None else ids
-        segments.append((positive_key, in_batch_ids, in_batch_ids, log_q, "in_batch"))
-    if negative_keys is not None:
-        segments.append((negative_keys, ids, negative_ids, negative_log_q, "negative_keys"))
-    if queue is not None:
-        segments.append((queue.keys, ids, queue.ids, queue.log_q, "queue"))
-
-    dtype = _result_dtype(query, positive_key, temperature, log_q, *(keys for keys, *_ in segments))
-    pos = _dot(query, positive_key, dtype)
-    limit = cap(pos.detach()) if callable(cap) and not isinstance(cap, Tensor) else cap
-    pos = (pos if margin is None else margin(pos)) / temperature
-    if log_q is not None:
-        pos = pos - log_q.to(dtype)
-    logits, keep = [pos.new_empty(len(query), 0)], [torch.empty(len(query), 0, dtype=torch.bool, device=query.device)]
-    for keys, row_id, col_id, column_log_q, source in segments:
-        similarity = _similarity(query, keys, dtype)
-        block = similarity / _column(temperature)
-        beta = hardness.get(source, 0.0) if isinstance(hardness, dict) else hardness
-        if beta:
-            block = block + beta * similarity.detach()
-        if column_log_q is not None:
-            block = block - column_log_q.to(dtype)
-        kept = torch.ones_like(block, dtype=torch.bool)
-        if row_id is not None and col_id is not None:
-            kept = row_id[:, None] != col_id
-        if limit is not None:
-            kept = kept & (similarity.detach() <= _column(limit))
-        logits.append(block.masked_fill(~kept, _NEVER))
-        keep.append(kept)
-    neg, count = torch.cat(logits, 1), torch.cat(keep, 1).sum(1)
-
-    empty = (neg == _NEVER).all(1)
-    return head(pos, neg, count).masked_fill(empty, 0.0)
-
-
-def _finite_or_nan(scale: float | Tensor) -> float | Tensor:
-    if isinstance(scale, Tensor):
-        return scale + torch.zeros_like(scale).masked_fill(~scale.isfinite(), math.nan)
-    return scale if math.isfinite(scale) else math.nan
-
-
-def _logsumexp(logits: Tensor) -> Tensor:
-    """logsumexp over dim 1 that is -inf with zero gradient, where torch's gradient is NaN, for a row of -inf only."""
-    empty = (logits == _NEVER).all(1)
-    return torch.logsumexp(logits.masked_fill(empty[:, None], 0.0), 1).masked_fill(empty, _NEVER)
-
-
-def _normalize(x: Tensor) -> Tensor:
-    """x / |x| in at least float32, back in the dtype of x; a zero row stays zero and gets zero gradient."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    zero = (wide == 0).all(-1, keepdim=True)
-    norm = torch.linalg.vector_norm(wide.masked_fill(zero, 1.0), dim=-1, keepdim=True)
-    return (wide / norm).masked_fill(zero, 0.0).to(x.dtype)
-
-
-def _similarity(query: Tensor, key: Tensor, dtype: torch.dtype) -> Tensor:
-    """<q_i, k_j> [N, M], or <q_i, k_ij> for per-query keys [N, M, D]: product in the inputs' type, then `dtype`."""
-    product_type = torch.promote_types(query.dtype, key.dtype)
-    query, key = query.to(product_type), key.to(product_type)
-    product = torch.einsum("nd,nkd->nk", query, key) if key.ndim == 3 else query @ key.T
-    return product.to(dtype)
-
-
-def _dot(query: Tensor, positive: Tensor, dtype: torch.dtype) -> Tensor:
-    return (query.to(dtype) * positive.to(dtype)).sum(-1)
-
-
-def _column(scale: float | Tensor) -> float | Tensor:
-    return scale[:, None] if isinstance(scale, Tensor) and scale.ndim == 1 else scale
-
-
-def _result_dtype(*inputs: Any) -> torch.dtype:
-    """float64 if any tensor is float64, else float32 (16-bit sums are kept in float32)."""
-    dtypes = [x.dtype for x in inputs if isinstance(x, Tensor)]
-    return reduce(torch.promote_types, dtypes, torch.float32)

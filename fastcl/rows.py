@@ -24,7 +24,8 @@ from fastcl.checks import (
     matrix,
     on_device,
 )
-from fastcl.negatives import Columns
+from fastcl.columns import Columns, Private, Shared, counted, mean_logit
+from fastcl.negatives import Columns as QueueColumns
 from fastcl.ops import Expected, contrast_checked
 from fastcl.private import private_similarity
 
@@ -47,6 +48,7 @@ class Rows:
     pos: Tensor  # [N]
     lse: Tensor  # [N], over all segments; -inf where there is nothing to contrast with
     count: Callable[[], Tensor]  # () -> [N], the number of columns in each row's sum
+    mean: Callable[[], Tensor]  # () -> [N], the mean of the logits of the positive and of the row's columns
     lse_at: Callable[[float], Tensor]  # factor -> [N], lse with every similarity times `factor`; one more pass each
     # (query, positive_key), each [N, D] and normalised if the loss normalises. A symmetric loss has a second pair, the
     # first exchanged, and all that is [N] here is [2N]: the rows of the one direction, then those of the other.
@@ -90,12 +92,12 @@ class _Segment(NamedTuple):
         return self.keys.shape[0] if self.held is None else self.held
 
 
-def columns_of(queue: Queue, corrected: bool) -> Columns:
+def columns_of(queue: Queue, corrected: bool) -> QueueColumns:
     """corrected: whether the positives have a log q."""
     read = getattr(queue, "columns", None)
     if read is None and (isinstance(queue, (Tensor, dict)) or not hasattr(queue, "keys")):
         raise TypeError(f"queue: expected a NegativeQueue, got {type(queue).__name__}; keys of your own: negative_keys")
-    return Columns(queue.keys, queue.ids, queue.log_q) if read is None else read(corrected)
+    return QueueColumns(queue.keys, queue.ids, queue.log_q) if read is None else read(corrected)
 
 
 def _segments(positive_key: Tensor, given: Negatives) -> list[_Segment]:
@@ -186,17 +188,26 @@ def rows_of(
         if given.log_q is not None:
             pos = pos - given.log_q.to(pos)
         _, lse = merged(scale, None, None if expected is None else expected.with_positive(pos))
-    sizes = [segment.size() for segment in segments]
 
-    def count() -> Tensor:
+    def columns() -> list[Columns]:
         if limit is not None:
             raise ValueError("cap: expected none with a loss that averages over its negatives, got one")
-        return _count(n, matches, sizes, private, given, query.device)
+        found: list[Columns] = [
+            Shared(segment.keys, segment.log_q, match, segment.size())
+            for segment, match in zip(segments, matches, strict=True)
+        ]
+        if private is not None:
+            excluded: Tensor | None = None
+            if given.ids is not None and given.key_ids is not None:
+                excluded = given.key_ids == given.ids[:, None]
+            found.append(Private(private.shape[1], excluded, lambda: _private_logits(query, private, scale, given)))
+        return found
 
     return Rows(
         pos,
         lse,
-        count=count,
+        count=lambda: counted(columns(), n, query.device),
+        mean=lambda: mean_logit(columns(), query, scale, pos),
         lse_at=lambda factor: merged(scale * factor, None)[1],
         pairs=((query, positive_key),),
         scale=scale,
@@ -222,6 +233,7 @@ def rows_both_ways(
             torch.cat([rows.pos for rows in each]),
             torch.cat([rows.lse for rows in each]),
             count=lambda: torch.cat([rows.count() for rows in each]),
+            mean=lambda: torch.cat([rows.mean() for rows in each]),
             lse_at=lambda factor: torch.cat([rows.lse_at(factor) for rows in each]),
             pairs=pairs,
             scale=each[0].scale,
@@ -235,13 +247,19 @@ def rows_both_ways(
         raise _no_source()
     pos, lse = both_ways(query, positive_key, scale, given.ids)
 
-    def ids() -> Tensor:
-        return torch.arange(n, device=device) if given.ids is None else given.ids
+    def columns(keys: Tensor) -> list[Columns]:
+        ids = torch.arange(n, device=device) if given.ids is None else given.ids
+        return [Shared(keys, None, (ids, ids), n)]
+
+    def mean() -> Tensor:
+        sides = zip(pairs, pos.chunk(2), strict=True)
+        return torch.cat([mean_logit(columns(keys), rows, scale, own) for (rows, keys), own in sides])
 
     return Rows(
         pos,
         lse,
-        count=lambda: _count(n, [(ids(), ids())], [n], None, given, device).repeat(2),
+        count=lambda: counted(columns(positive_key), n, device).repeat(2),
+        mean=mean,
         lse_at=lambda factor: both_ways(query, positive_key, scale * factor, given.ids)[1],
         pairs=pairs,
         scale=scale,
@@ -258,11 +276,9 @@ def _private_lse(
 ) -> Tensor:
     """The sum over keys [N, K, D] of which each row has its own: N * K logits are no more than the keys themselves."""
     similarity = private_similarity(query, keys)
-    logits = similarity * (scale[:, None] if isinstance(scale, Tensor) and scale.dim() else scale)
+    logits = _private_logits(query, keys, scale, given, similarity)
     if beta:
         logits = logits + beta * similarity.detach()
-    if given.key_log_q is not None:
-        logits = logits - given.key_log_q.to(logits)
     if given.ids is not None and given.key_ids is not None:
         logits = logits.masked_fill(given.key_ids == given.ids[:, None], -torch.inf)
     if limit is not None:
@@ -272,25 +288,12 @@ def _private_lse(
     return torch.logsumexp(logits.masked_fill(empty[:, None], 0.0), 1).masked_fill(empty, -torch.inf)
 
 
-def _count(
-    n: int,
-    matches: list[tuple[Tensor | None, Tensor | None]],
-    sizes: list[int | Tensor],
-    private: Tensor | None,
-    given: Negatives,
-    device: torch.device,
+def _private_logits(
+    query: Tensor, keys: Tensor, scale: float | Tensor, given: Negatives, similarity: Tensor | None = None
 ) -> Tensor:
-    total = torch.zeros(n, dtype=torch.int64, device=device)
-    for (row_id, col_id), m in zip(matches, sizes, strict=True):
-        total = total + m
-        if row_id is not None and col_id is not None:
-            ordered = col_id.sort().values  # counting by search keeps memory at N + M
-            total = total - (torch.searchsorted(ordered, row_id, right=True) - torch.searchsorted(ordered, row_id))
-    if private is not None:
-        total = total + private.shape[1]
-        if given.ids is not None and given.key_ids is not None:
-            total = total - (given.key_ids == given.ids[:, None]).sum(1)
-    return total
+    similarity = private_similarity(query, keys) if similarity is None else similarity
+    logits = similarity * (scale[:, None] if isinstance(scale, Tensor) and scale.dim() else scale)
+    return logits if given.key_log_q is None else logits - given.key_log_q.to(logits)
 
 
 def inverse(temperature: float | Tensor, *inputs: Tensor) -> float | Tensor:

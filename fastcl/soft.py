@@ -5,13 +5,10 @@ the op: no N x C matrix of logits is stored. Sparse shares, of the K best column
 all; dense ones are such a matrix, given by the caller.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from fastcl.arithmetic import compute_dtype, dot, no_autocast
+from fastcl.arithmetic import compute_dtype, dot
 from fastcl.checks import (
     as_ids,
     check_reduction,
@@ -22,7 +19,7 @@ from fastcl.checks import (
     readable,
 )
 from fastcl.ops import Expected, contrast_expecting
-from fastcl.private import private_similarity
+from fastcl.private import private_similarity, product
 from fastcl.registry import registered
 from fastcl.rows import inverse, reduced
 
@@ -192,45 +189,10 @@ def _cross_entropy(
     target = target.to(wide)
     scale = inverse(temperature, input, table)
     # The weighted mean key of each row, of which the weighted mean logit is one product.
-    mean = _product(target, table.to(wide)) if index is None else (target[..., None] * table[index].to(wide)).sum(1)
+    mean = product(target, table.to(wide)) if index is None else (target[..., None] * table[index].to(wide)).sum(1)
     total = target.sum(1)
     # What comes back to lse is the row's total: that of weight * log(exp(lse)).
     weight = total.detach() if row_weight is None else total.detach() * row_weight.detach().to(wide)
     expected = None if reduction == "none" else Expected(-torch.inf, weight=weight)
     _, lse = contrast_expecting(expected, input, table, scale=scale)
     return total * lse - dot(input, mean) * scale
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, with gradients computed outside of autocast, even where backward is called under autocast."""
-    # torch.compile traces the backward pass here, outside of autocast, and Dynamo refuses a Function with a jvp.
-    return _matmul(a, b) if torch.compiler.is_compiling() else _Product.apply(a, b)
-
-
-@no_autocast
-def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    return a @ b
-
-
-class _Product(Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(a: Tensor, b: Tensor) -> Tensor:
-        return _matmul(a, b)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        a, b = ctx.saved_tensors
-        d_a = _product(grad, b.T) if ctx.needs_input_grad[0] else None
-        return d_a, _product(a.T, grad) if ctx.needs_input_grad[1] else None
-
-    @staticmethod
-    def jvp(ctx: Any, d_a: Tensor, d_b: Tensor) -> Tensor:
-        a, b = ctx.saved_tensors
-        return _matmul(d_a, b) + _matmul(a, d_b)

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from fastcl.arithmetic import compute_dtype, softplus
-from fastcl.checks import as_ids, check_reduction, check_temperature, check_tensor, check_weight, positive_number
+from fastcl.checks import (
+    as_ids,
+    check_constant,
+    check_reduction,
+    check_temperature,
+    check_tensor,
+    check_weight,
+    positive_number,
+)
 from fastcl.losses import infonce
 from fastcl.normalize import normalized
 from fastcl.ops import contrast
@@ -194,3 +202,35 @@ def uniformity(x: Tensor, t: float = 2.0) -> Tensor:
     _, lse = contrast(x, x, scale=2.0 * t, bias=bias, row_id=row, col_id=row)
     # The logarithm is that of a tensor, since that of a number would tie a compiled graph to the size of the batch.
     return torch.logsumexp(lse + bias, 0) - torch.full_like(lse[0], n * (n - 1)).log()
+
+
+@registered("DirectAU", inputs=2)
+def directau(query: Tensor, positive_key: Tensor, gamma: float = 1.0, t: float = 2.0) -> Tensor:
+    """DirectAU (Wang et al. 2022, Eq. 7): alignment of users with their items, and uniformity of both; no negatives.
+
+        loss = alignment(query, positive_key) + gamma / 2 (uniformity(query, t) + uniformity(positive_key, t))
+
+    Args:
+        query, positive_key: [N, D], float64, float32, bfloat16 or float16, used as they are; the paper's are
+            normalised. Row i of each is a user and an item of the user.
+        gamma: >= 0, the weight of the uniformity.
+        t: > 0, that of `uniformity`.
+
+    Returns: float32 (float64 for float64 inputs), []. With fewer than two rows there is no uniformity.
+
+    Gradients: query, positive_key.
+
+    Errors: TypeError for types and dtypes, ValueError for shapes and values, each naming the argument.
+
+    >>> import torch, fastcl
+    >>> round(fastcl.directau(torch.eye(2), torch.eye(2), gamma=0.5).item(), 4)  # 0 + 0.5 (-4)
+    -2.0
+    """
+    check_constant("gamma", gamma, lambda x: x >= 0, "at least 0")
+    positive_number("t", t)
+    check_tensor("query", query, ("N", "D"))
+    check_tensor("positive_key", positive_key, tuple(query.shape), query.device)
+    together = alignment(query, positive_key)
+    if query.shape[0] < 2:
+        return together
+    return together + 0.5 * gamma * (uniformity(query, t) + uniformity(positive_key, t))

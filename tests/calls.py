@@ -61,6 +61,8 @@ class Call(NamedTuple):
         queue = {n.removeprefix("queue."): arguments.pop(n) for n in list(arguments) if n.startswith("queue.")}
         if queue:
             arguments["queue"] = Queue(**queue)
+        if "denominators.log_average" in arguments:
+            arguments["denominators"] = Averages(arguments.pop("denominators.log_average"))
         return function(**arguments, **self.options, **options)
 
 
@@ -70,6 +72,14 @@ class Queue(NamedTuple):
     keys: Any
     ids: Any = None
     log_q: Any = None
+
+
+class Averages(NamedTuple):
+    """Averages that a loss only reads."""
+
+    log_average: Any
+    training: bool = False
+    averaged = fastcl.Denominators.averaged
 
 
 ROWS = {"query": Argument("ND"), "positive_key": Argument("ND")}
@@ -98,6 +108,8 @@ FAMILY: dict[str, list[dict[str, Any]]] = {
     "infonce_plus": [{}, {"epsilon": 0.3, "lam": 1.2}],
     "mine": [{}],
     "mine_plus": [{}, {"lam": 1.3}],
+    "bsl": [{}, {"positive_temperature": 0.3}],
+    "sl_at_k": [{}, {"threshold": 0.4, "weight_temperature": 0.3}],
 }
 # The first loss of the family in all its forms; all other losses share its code and have one form each.
 CALLS: dict[str, Call] = {
@@ -131,6 +143,22 @@ CALLS: dict[str, Call] = {
         {"input": Argument("ND"), "linear_weight": Argument("VD"), "target": Argument("N", "class"),
          "linear_bias": Argument("V", "number"), **ONE_T, "row_weight": Argument("N", "positive")},
         {"label_smoothing": 0.1},
+    ),
+    "bsl": Call("bsl", ROWS | ONE_T | {"group": Argument("N", "id")}, {"positive_temperature": 0.4}),
+    "sl_at_k": Call("sl_at_k", ROWS | ROW_T | {"threshold": Argument("N", "fixed")}),
+    "ccl, shared": Call(
+        "ccl", ROWS | SHARED | WEIGHT | IDS | {"negative_ids": Argument("M", "id")}, {"margin": 0.1}
+    ),
+    "ccl, private": Call("ccl", ROWS | PRIVATE | WEIGHT, {"margin": -0.2, "negative_weight": 2.0}),
+    "psl, shared": Call("psl", ROWS | SHARED | ROW_T | WEIGHT | IDS | {"negative_ids": Argument("M", "id")}),
+    "psl, private": Call("psl", ROWS | PRIVATE | ONE_T, {"surrogate": fastcl.psl_atan}),
+    "directau": Call("directau", {"query": Argument("ND"), "positive_key": Argument("ND")}),
+    "sogclr": Call(
+        "sogclr",
+        ROWS | SHARED | ROW_T | WEIGHT | IDS | {"index": Argument("N", "class"),
+                                                "denominators.log_average": Argument("V", "fixed"),
+                                                "negative_ids": Argument("M", "id")},
+        {"in_batch": True},
     ),
     "sce": Call(
         "sce",
@@ -200,5 +228,7 @@ CALLS: dict[str, Call] = {
         "triplet", {"anchor": Argument("ND"), "positive": Argument("ND"), "negative": Argument("ND"), **WEIGHT}
     ),
 }  # fmt: skip
-# The functions that reduce over rows: all but the two ops, and uniformity, which is one number for the batch.
-LOSSES = {name: c for name, c in CALLS.items() if c.function not in ("contrast", "softplus_sum", "uniformity")}
+# The functions that reduce over rows: all but the two ops, uniformity and directau, which are one number for the batch.
+LOSSES = {
+    name: c for name, c in CALLS.items() if c.function not in ("contrast", "softplus_sum", "uniformity", "directau")
+}

@@ -70,10 +70,15 @@ def test_stubs_say_what_is_there(path: Path) -> None:
 
 
 def test_signatures_are_true_at_run_time() -> None:
-    shared = list(inspect.signature(fastcl.infonce).parameters)
+    shared = list(inspect.signature(fastcl.dcl).parameters)
     assert shared[:4] == ["query", "positive_key", "negative_keys", "temperature"]
-    own = {name: list(inspect.signature(getattr(fastcl, name)).parameters) for name in ("mine", "infonce_plus")}
-    assert own == {"mine": shared, "infonce_plus": [*shared, "epsilon", "lam"]}
+    losses = ("mine", "infonce", "infonce_plus")
+    own = {name: list(inspect.signature(getattr(fastcl, name)).parameters) for name in losses}
+    assert own == {
+        "mine": shared,
+        "infonce": [*shared, "label_smoothing", "z_loss"],
+        "infonce_plus": [*shared, "epsilon", "lam"],
+    }
     made = inspect.signature(fastcl.nn.InfoNCEPlus)
     assert [*made.parameters] == own["infonce_plus"][3:]
     assert made.parameters["lam"].default == 1.1

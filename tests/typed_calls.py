@@ -58,6 +58,36 @@ fastcl.soft_cross_entropy(x, x, x, ids[:, None])
 fastcl.soft_cross_entropy(x, x)  # wrong
 fastcl.distill_kl(x, x, x, teacher_temperature=2.0)
 fastcl.distill_kl(x, x, x, teacher_temperature="2")  # wrong
+fastcl.bsl(x, x, positive_temperature=0.2, group=ids)
+fastcl.bsl(x, x, positive_temperature="0.2")  # wrong
+fastcl.sl_at_k(x, x, threshold=x[0], weight_temperature=0.5)
+fastcl.sl_at_k(x, x, threshold="0.5")  # wrong
+fastcl.ccl(x, x, x, margin=0.5, ids=ids, negative_ids=ids)
+fastcl.ccl(x, x)  # wrong
+fastcl.directau(x, x, 2.0)
+fastcl.directau(x)  # wrong
+fastcl.psl(x, x, x, surrogate=fastcl.psl_tanh)
+fastcl.psl(x, x, x, surrogate=fastcl.psl_atan)
+fastcl.psl(x, x, x, surrogate=fastcl.psl_relu)
+fastcl.psl(x, x, x, surrogate="tanh")  # wrong
+fastcl.psl_tanh(0.5)  # wrong
+fastcl.psl_atan(0.5)  # wrong
+fastcl.psl_relu(0.5)  # wrong
+fastcl.sogclr(x, x, ids, fastcl.Denominators(9, gamma=0.5))
+fastcl.sogclr(x, x, ids)  # wrong
+fastcl.Denominators("9")  # wrong
+fastcl.nn.BSL(positive_temperature=0.2)(x, x, group=ids)
+fastcl.nn.BSL(positive_temperature="0.2")  # wrong
+fastcl.nn.SLatK(weight_temperature=0.5)(x, x, threshold=x[0])
+fastcl.nn.SLatK(threshold="0.5")  # wrong
+fastcl.nn.CCL(margin=0.5)(x, x, x)
+fastcl.nn.CCL(margin="0.5")  # wrong
+fastcl.nn.DirectAU(2.0)(x, x)
+fastcl.nn.DirectAU("2.0")  # wrong
+fastcl.nn.PSL(0.2)(x, x, x)
+fastcl.nn.PSL("0.2")  # wrong
+fastcl.nn.SogCLR(fastcl.Denominators(9))(x, x, ids)
+fastcl.nn.SogCLR()  # wrong
 fastcl.gbce(x, x, x, catalogue=9, calibration=0.5, ids=ids, negative_ids=ids)
 fastcl.gbce(x, x, x)  # wrong
 fastcl.sce(x, x, ids, buckets=4, bucket_rows=2, bucket_classes=2)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+import fastcl
 from fastcl.recsys import MODELS
 from fastcl.recsys.cli.main import build_parser
 from fastcl.recsys.settings import settings_of, shortened
@@ -105,6 +106,7 @@ OWN: dict[str, dict[str, Any]] = {
     "soft_cross_entropy": {"target": torch.tensor([[0.7, 0.3], [0.2, 0.8]])},
     "distill_kl": {"teacher": torch.tensor([[1.0, 0.3], [0.2, 0.8]])},
     "gbce": {"catalogue": 10},
+    "sogclr": {"index": torch.tensor([0, 1]), "denominators": fastcl.Denominators(2).eval()},
     "margin_mse": {"negative": torch.tensor([[[2.0, -1.0]], [[0.3, 0.4]]]), "teacher_margin": torch.ones(2, 1)},
 }
 

@@ -28,7 +28,7 @@ LOSSES = [name for name in FAMILY if name != "debiased_infonce"]  # which has it
 HARDNESS = (None, 0.0, 5.0, {"in_batch": 3.0}, {"negative_keys": 4.0, "queue": 2.0})
 MARGINS = (None, fastcl.cosface(0.3), fastcl.arcface(0.4), lambda similarity: 0.5 * similarity)
 CAPS = (None, 0.5, lambda similarity: similarity + 0.1, lambda similarity: 0.9 * similarity)
-AVERAGES = ("mine", "mine_plus")  # which do not know how many negatives a cap leaves
+AVERAGES = ("mine", "mine_plus", "bsl")  # which do not know how many negatives a cap leaves
 EVERYTHING = Batch(negatives="shared", queue="full", in_batch=True, ids=True, log_q=True, temperature="tensor")
 
 
@@ -225,3 +225,26 @@ def test_over_processes() -> None:
                 torch.testing.assert_close(*pairs)
     finally:
         dist.destroy_process_group()
+
+
+@given(batch=batches())
+def test_label_smoothing_and_z_loss_equal_the_twin(batch: Batch) -> None:
+    assert_family_equals_twin("infonce", batch, {"label_smoothing": 0.2, "z_loss": 0.01})
+
+
+def test_smoothing_by_hand_and_where_it_is_refused() -> None:
+    x = torch.eye(2, dtype=torch.float64)
+    # Logits 2 and 0 of two columns: 0.75 of the target on the first, a quarter on the second.
+    loss = fastcl.infonce(x, x, temperature=0.5, label_smoothing=0.5)
+    log_p = torch.tensor([2.0, 0.0], dtype=torch.float64).log_softmax(0)
+    assert loss.item() == pytest.approx(-(0.75 * log_p[0] + 0.25 * log_p[1]).item())
+    for options, message in (
+        ({"hardness": 1.0}, "label_smoothing: expected 0 with hardness"),
+        ({"cap": 0.5}, "cap: expected none with a loss that averages"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fastcl.infonce(x, x, label_smoothing=0.1, **options)
+    with pytest.raises(ValueError, match="label_smoothing: expected a finite number from 0 to 1, got 2"):
+        fastcl.infonce(x, x, label_smoothing=2)
+    with pytest.raises(TypeError, match="z_loss: expected a number, got str"):
+        fastcl.infonce(x, x, z_loss="a")

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 import fastcl
@@ -108,45 +107,25 @@ def mine_plus(pairs: Pairs, c: Constants) -> Tensor:
 
 
 def ccl(pairs: Pairs, c: Constants) -> Tensor:
-    """Cosine contrastive loss (Mao et al. 2021, SimpleX): 1 - positive + weight * mean max(0, negative - margin).
-
-    The row's own item among those of the batch is left out.
-    """
-    positive = (pairs.user * pairs.item).sum(-1)
-    if pairs.negative is None or pairs.negative.ndim == 2:
-        above = (pairs.user @ pairs.against.mT - c.margin).relu()
-        ids = pairs.item_id if pairs.negative_id is None else pairs.negative_id
-        other = ids != pairs.item_id[:, None]
-    else:
-        assert pairs.negative_id is not None, "negatives come with their ids"
-        above = (torch.einsum("bd,bnd->bn", pairs.user, pairs.negative) - c.margin).relu()
-        other = pairs.negative_id != pairs.item_id[:, None]
-    return (1.0 - positive + c.weight * (above * other).sum(-1) / other.sum(-1).clamp(min=1)).mean()
+    """Mao et al. 2021, SimpleX."""
+    negative_ids = pairs.item_id if pairs.negative_id is None else pairs.negative_id
+    return fastcl.ccl(
+        pairs.user, pairs.item, pairs.against, margin=c.margin, negative_weight=c.weight, ids=pairs.item_id,
+        negative_ids=negative_ids,
+    )  # fmt: skip
 
 
 def directau(pairs: Pairs, c: Constants) -> Tensor:
-    """Wang et al. 2022: alignment + gamma / 2 (uniformity of the users + that of the items); reads no negatives."""
-    together = fastcl.alignment(pairs.user, pairs.item)
-    if len(pairs.user) < 2:
-        return together  # the uniformity of a single point is constant
-    return together + 0.5 * c.gamma * (fastcl.uniformity(pairs.user) + fastcl.uniformity(pairs.item))
+    """Wang et al. 2022; reads no negatives."""
+    return fastcl.directau(pairs.user, pairs.item, c.gamma)
 
 
 def bsl(pairs: Pairs, c: Constants) -> Tensor:
-    """Bilateral softmax loss (Wu et al. 2024), with a temperature T+ of the positives and T of the negatives:
-
-        (-T+ log mean_p exp(positive_p / T+) + T log mean_j exp(negative_j / T)) / T
-
-    p: the rows of the batch with the same user; j: the negatives. Where every user occurs once, this is MINE.
-    """
-    pull = (pairs.user * pairs.item).sum(-1)
-    push = fastcl.mine(pairs.user, pairs.item, pairs.negative, temperature=c.temperature, normalize=False, **pairs.ids)
-    _, group, count = torch.unique(pairs.user_id, return_inverse=True, return_counts=True)
-    z = pull / c.positive_temperature
-    top = z.new_full((len(count),), -torch.inf).scatter_reduce(0, group, z.detach(), "amax")
-    soft = top + (torch.zeros_like(top).index_add(0, group, (z - top[group]).exp()) / count).log()
-    # `push` (mine) holds the mean of -positive / T. Added here is the difference between that and the soft means.
-    return push + (pull.sum() - c.positive_temperature * (soft * count).sum()) / (c.temperature * len(pull))
+    """Wu et al. 2024; a group is a user."""
+    return fastcl.bsl(
+        pairs.user, pairs.item, pairs.negative, temperature=c.temperature, normalize=False, group=pairs.user_id,
+        positive_temperature=c.positive_temperature, **pairs.ids,
+    )  # fmt: skip
 
 
 LOSSES: dict[str, Callable[[Pairs, Constants], Tensor]] = {
