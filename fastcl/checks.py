@@ -127,18 +127,22 @@ def as_ignored(ignore_index: Any) -> int:
 
 
 def both_ids(
-    query: Tensor, negative_keys: Tensor, ids: Tensor | None, negative_ids: Tensor | None
+    query: Tensor,
+    keys: Tensor,
+    ids: Tensor | None,
+    key_ids: Tensor | None,
+    names: tuple[str, str] = ("ids", "negative_ids"),  # what the caller's arguments are called
 ) -> tuple[Tensor | None, Tensor | None]:
     """The ids of a loss over pairs as int64; ValueError for one without the other."""
-    if ids is None and negative_ids is None:
+    if ids is None and key_ids is None:
         return None, None
-    if ids is None or negative_ids is None:
-        missing = "ids" if ids is None else "negative_ids"
-        raise ValueError(f"{missing}: expected both ids and negative_ids or neither, got one of them")
+    if ids is None or key_ids is None:
+        missing = names[0] if ids is None else names[1]
+        raise ValueError(f"{missing}: expected both {names[0]} and {names[1]} or neither, got one of them")
     device = query.device
     return (
-        as_ids("ids", ids, (query.shape[0],), device),
-        as_ids("negative_ids", negative_ids, tuple(negative_keys.shape[:-1]), device),
+        as_ids(names[0], ids, (query.shape[0],), device),
+        as_ids(names[1], key_ids, tuple(keys.shape[:-1]), device),
     )
 
 

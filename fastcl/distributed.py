@@ -28,6 +28,7 @@ from fastcl.negatives import Columns, Evicted, NegativeQueue
 from fastcl.normalize import normalized_together
 from fastcl.registry import formula_of
 from fastcl.ring import Group, RingLse, agree, own_ids
+from fastcl.ring_pairs import ring_siglip as ring_siglip
 from fastcl.rows import Queue, Rows, check_batch, columns_of, inverse, reduced
 from fastcl.sharded import sharded_cross_entropy as sharded_cross_entropy
 

@@ -1077,6 +1077,9 @@ class SigLIP(LossModule):
         logit_bias: float | torch.Tensor = -10.0,
         reduction: str = 'mean',
         weight: torch.Tensor | None = None,
+        *,
+        ids: torch.Tensor | None = None,
+        key_ids: torch.Tensor | None = None,
     ) -> None: ...
     def forward(
         self,
@@ -1087,6 +1090,8 @@ class SigLIP(LossModule):
         logit_bias: float | torch.Tensor = -10.0,
         reduction: str = 'mean',
         weight: torch.Tensor | None = None,
+        ids: torch.Tensor | None = None,
+        key_ids: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
     def __call__(
         self,
@@ -1097,6 +1102,8 @@ class SigLIP(LossModule):
         logit_bias: float | torch.Tensor = -10.0,
         reduction: str = 'mean',
         weight: torch.Tensor | None = None,
+        ids: torch.Tensor | None = None,
+        key_ids: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
 class Triplet(LossModule):

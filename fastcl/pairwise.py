@@ -155,45 +155,81 @@ def gbce(
 
 @registered("SigLIP", inputs=2)
 def siglip(
-    query: Tensor,
-    key: Tensor,
+    query: Tensor,  # [N, D]
+    key: Tensor,  # [M, D]
     logit_scale: float | Tensor = 10.0,
     logit_bias: float | Tensor = -10.0,
     reduction: str = "mean",
-    weight: Tensor | None = None,
+    weight: Tensor | None = None,  # [N]
+    *,
+    ids: Tensor | None = None,  # [N]
+    key_ids: Tensor | None = None,  # [M]
 ) -> Tensor:
-    """The sigmoid loss of SigLIP (Zhai et al. 2023, Algorithm 1); row i of key is the positive of row i of query.
+    """The sigmoid loss of SigLIP (Zhai et al. 2023, Algorithm 1), with one positive for each row or several.
 
-        logit_ij = logit_scale <q_i, k_j> + logit_bias;  loss_i = softplus(-logit_ii) + sum_{j != i} softplus(logit_ij)
+        loss_i = 1 / k_i sum_{j in P_i} softplus(-z_ij) + sum_{j not in P_i} softplus(z_ij)
+        z_ij = logit_scale <q_i, k_j> + logit_bias,    k_i = |P_i|
+
+    P_i is the key of the row itself, or the keys with the row's id.
 
     Args:
-        query, key: [N, D]; normalise them beforehand, as the paper does.
+        query, key: [N, D] and [M, D]; normalise them beforehand, as the paper does. Without ids M is N.
         logit_scale, logit_bias: numbers or 0-d tensors (may learn). 10 and -10 are where the paper starts; it learns
             the logarithm of the scale, so pass `log_scale.exp()`.
         reduction: "mean" over the N rows, "sum" or "none" ([N]).
         weight: [N], multiplies a row's loss; a mean still divides by N.
+        ids, key_ids: [N] and [M], any integer dtype, both or neither: the groups of rows and keys, for instance the
+            image that a text tells of. A row may have any number of positives, also none. How many pairs are positive
+            is read from the device, so that this form is not for torch.func.
 
-    Returns float32 (float64 for float64 inputs). Gradients: query, key, logit_scale, logit_bias. Fused. Errors: as
-    `bpr`.
+    Returns float32 (float64 for float64 inputs). Gradients: query, key, logit_scale, logit_bias and weight. Fused; the
+    logits of positive pairs are composed. Errors: as `bpr`.
 
     >>> import torch, fastcl
     >>> x = torch.eye(2)
     >>> round(fastcl.siglip(x, x, 1.0, 0.0).item(), 4)  # log(1 + e^-1) + log 2
     1.0064
+    >>> texts, of_image = torch.cat([x, x]), torch.tensor([0, 1, 0, 1])  # two texts for each of two images
+    >>> round(fastcl.siglip(x, texts, 1.0, 0.0, ids=torch.arange(2), key_ids=of_image).item(), 4)  # 0.3133 + 2 log 2
+    1.6996
     """
-    check_batch(query, key, None, 1.0, reduction, None, ("query", "key"))
-    check_weight(weight, query.shape[0], query.device)
+    if ids is None and key_ids is None:
+        check_batch(query, key, None, 1.0, reduction, None, ("query", "key"))
+    else:
+        check_tensor("query", query, ("N", "D"))
+        check_tensor("key", key, ("M", query.shape[1]), query.device)
+        check_reduction(reduction)
+    (n, _), device = query.shape, query.device
+    check_weight(weight, n, device)
     for name, value in (("logit_scale", logit_scale), ("logit_bias", logit_bias)):
-        check_scale(name, value, None, query.device)
+        check_scale(name, value, None, device)
     for name, t in (("query", query), ("key", key), ("logit_scale", logit_scale), ("logit_bias", logit_bias)):
         if isinstance(t, Tensor):
             in_memory(name, t)
-    n, dtype = query.shape[0], compute_dtype(query, key)
-    offset = torch.as_tensor(logit_bias, dtype=dtype, device=query.device).expand(n)
-    ids = torch.arange(n, device=query.device)
-    positive = softplus(-(dot(query, key) * logit_scale + offset))
-    rows = positive + softplus_sum(query, key, scale=logit_scale, offset=offset, row_id=ids, col_id=ids)
+    dtype = compute_dtype(query, key)
+    bias = torch.as_tensor(logit_bias, dtype=dtype, device=device)
+    if ids is None and key_ids is None:
+        ids = key_ids = torch.arange(n, device=device)
+        positive = softplus(-(dot(query, key) * logit_scale + bias))
+    else:
+        ids, key_ids = both_ids(query, key, ids, key_ids, ("ids", "key_ids"))
+        assert ids is not None
+        assert key_ids is not None
+        owner, place, count = _meeting(ids, key_ids)
+        each = softplus(-(dot(query[owner], key[place]) * logit_scale + bias))
+        positive = each.new_zeros(n).index_add(0, owner, each) / count.clamp(min=1)
+    rows = positive + softplus_sum(query, key, scale=logit_scale, offset=bias.expand(n), row_id=ids, col_id=key_ids)
     return reduced(rows, reduction, weight)
+
+
+def _meeting(ids: Tensor, key_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and columns of the P pairs with one id, int64 [P] each, and how many of them a row has, [N]."""
+    ordered, order = key_ids.sort()
+    first = torch.searchsorted(ordered, ids)
+    count = torch.searchsorted(ordered, ids, right=True) - first
+    owner = torch.repeat_interleave(count)
+    nth = torch.arange(owner.shape[0], device=ids.device) - (count.cumsum(0) - count)[owner]
+    return owner, order[first[owner] + nth], count
 
 
 @registered("Triplet", inputs=3)

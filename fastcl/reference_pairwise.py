@@ -92,11 +92,19 @@ def siglip(
     logit_bias: float | Tensor,
     reduction: str = "mean",
     weight: Tensor | None = None,
+    *,
+    ids: Tensor | None = None,
+    key_ids: Tensor | None = None,
 ) -> Tensor:
-    """-sum_j log sigmoid(z_ij (scale <q_i, k_j> + bias)), z = 1 on the diagonal and -1 elsewhere: Zhai et al. 2023."""
+    """-sum_j w_ij log sigmoid(z_ij (scale <q_i, k_j> + bias)): Zhai et al. 2023.
+
+    z is 1 on the diagonal, or where ids are equal, and -1 elsewhere; w is 1 / k for the k positives of a row, else 1.
+    """
     logits = query @ key.T * logit_scale + logit_bias
-    label = 2 * torch.eye(len(query), dtype=logits.dtype, device=logits.device) - 1
-    return _reduced(-F.logsigmoid(label * logits).sum(1), reduction, weight)
+    same = torch.eye(len(query), dtype=torch.bool) if ids is None or key_ids is None else ids[:, None] == key_ids
+    label = 2 * same.to(logits) - 1
+    share = torch.where(same, 1 / same.sum(1, keepdim=True).clamp(min=1).to(logits), 1.0)
+    return _reduced(-(share * F.logsigmoid(label * logits)).sum(1), reduction, weight)
 
 
 def triplet(

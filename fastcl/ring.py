@@ -1,5 +1,5 @@
 """lse over the keys of all ranks, where a rank holds its own keys and those of one other rank at a time: the op behind
-`distributed.ring`.
+`distributed.ring`; and its counterpart with a sum of softplus, behind `distributed.ring_siglip`.
 
 It knows process groups and blocks of keys; losses and their scale are in distributed.py.
 """
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import Function
 
-from fastcl import ops
+from fastcl import ops, ops_pairwise
 from fastcl.arithmetic import softmax_weights
 from fastcl.library import NONE
 
@@ -159,6 +159,66 @@ class RingLse(Function):
             d_scale if need_scale else None,
             sums[-1][: len(key)].to(bias.dtype) if bias is not None and need_bias else None,
             *(None,) * 5,
+        )
+
+
+class RingSum(Function):
+    """[N], the sum of softplus(scale <q, k> + offset) over all ranks' keys whose id differs from the row's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,  # [N, D]
+        key: Tensor,  # [N, D], this rank's
+        scale: Tensor,  # [], or [0]
+        offset: Tensor,  # [N]
+        ids: Tensor,  # [N] of query and of key
+        factor: float,
+        sizes: list[int],
+        group: Group,
+    ) -> Tensor:
+        ctx.factor, ctx.sizes, ctx.group = factor, sizes, group
+        query, offset, ids = query.contiguous(), offset.contiguous(), ids.contiguous()
+        needs = ctx.needs_input_grad
+        block, sums = _columns(key, ids, None, sizes), None
+        for step, size in enumerate(_visits(sizes, group)):
+            if step:
+                block = _pass_on(block, group)
+            keys, of_keys, _ = _cut(block, size)
+            row_grad = needs[0] or needs[2] or needs[3]
+            found = ops_pairwise.forward_op(query, keys, scale, offset, NONE, ids, of_keys, factor, row_grad)
+            sums = found if sums is None else tuple(a + b for a, b in zip(sums, found, strict=True))
+        assert sums is not None
+        total, sum_key, sum_weight = sums
+        ctx.save_for_backward(query, key, scale, offset, ids, sum_key, sum_weight)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError("fastcl.distributed.ring_siglip: double backward (create_graph=True) is not supported")
+        query, key, scale, offset, ids, sum_key, sum_weight = ctx.saved_tensors
+        need_query, need_key, need_scale, need_offset = ctx.needs_input_grad[:4]
+        grad = grad.contiguous()
+        row = grad[:, None] * sum_key if need_query or need_scale else None
+        d_key = None
+        if need_key:
+            block = _columns(key, ids, None, ctx.sizes)
+            total = torch.zeros_like(block[0], dtype=grad.dtype)  # it travels with its keys, and is back after a round
+            for size in _visits(ctx.sizes, ctx.group):
+                keys, of_keys, _ = _cut(block, size)
+                part, _ = ops_pairwise.backward_op(
+                    grad, query, keys, scale, offset, NONE, ids, of_keys, ctx.factor, True, False
+                )
+                total[:size] += part
+                *block, total = _pass_on([*block, total], ctx.group)
+            d_key = total[: len(key)].to(key.dtype)
+        return (
+            (row * (scale if scale.dim() == 0 else ctx.factor)).to(query.dtype) if need_query else None,
+            d_key,
+            (query.to(row) * row).sum().to(scale.dtype) if need_scale else None,
+            (grad * sum_weight).to(offset.dtype) if need_offset else None,
+            *(None,) * 4,
         )
 
 

@@ -188,10 +188,37 @@ class CrossBatchMemory(nn.Module):
         memory, memory_labels = self.embedding_memory[:held], self.label_memory[:held]
         if self.miner is None and indices_tuple is None and isinstance(self.loss, PairLoss):
             return self.loss.of_labels(embeddings, labels, memory, memory_labels, own)
-        if self.miner is None:
-            found = pairs.all_pairs(labels, memory_labels, own)
-        else:
-            found = self.miner(embeddings, labels, memory, memory_labels)
-            found = found if own is None else pairs.without_self(found, own)
-        found = found if indices_tuple is None else pairs.joined(found, indices_tuple)
+        found = self.create_indices_tuple(embeddings, labels, memory, memory_labels, indices_tuple, own is not None)
         return self.loss(embeddings, labels, found, memory, memory_labels)
+
+    def create_indices_tuple(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        E_mem: Tensor,
+        L_mem: Tensor,
+        input_indices_tuple: Indices | None,
+        do_remove_self_comparisons: bool,
+    ) -> Indices:
+        """The pairs, or a miner's triplets, of the batch with the memory [held, D] and its labels [held]."""
+        own = self.curr_batch_idx if do_remove_self_comparisons else None
+        if self.miner is None:
+            found = pairs.all_pairs(labels, L_mem, own)
+        else:
+            found = self.miner(embeddings, labels, E_mem, L_mem)
+            found = found if own is None else pairs.without_self(found, own)
+        return found if input_indices_tuple is None else pairs.joined(found, input_indices_tuple)
+
+    @staticmethod
+    def supported_losses() -> list[str]:
+        """The names of the losses that the original takes; here any function of the same arguments is taken."""
+        return [
+            "AngularLoss", "CircleLoss", "ContrastiveLoss", "GeneralizedLiftedStructureLoss", "IntraPairVarianceLoss",
+            "LiftedStructureLoss", "MarginLoss", "MultiSimilarityLoss", "NCALoss", "NTXentLoss",
+            "SignalToNoiseRatioContrastiveLoss", "SupConLoss", "TripletMarginLoss", "TupletMarginLoss",
+        ]  # fmt: skip
+
+    @classmethod
+    def check_loss_support(cls, loss_name: str) -> None:
+        if loss_name not in cls.supported_losses():
+            raise ValueError(f"loss: expected one of {', '.join(cls.supported_losses())}, got {loss_name}")

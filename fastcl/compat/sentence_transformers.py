@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fastcl.adjust import graded
 from fastcl.arithmetic import dot, logsumexp
 from fastcl.checks import positive_number
 from fastcl.chunked import cached, token_chunks
@@ -118,9 +119,8 @@ class MultipleNegativesRankingLoss(nn.Module):
         """`of` the scale. With hardness h a similarity x counts (scale + h) x in the value, scale x in the gradient."""
         if not harder:
             return of(self.scale)
-        lse = of(self.scale + self.hardness_strength)
-        gradient = self.scale / (self.scale + self.hardness_strength) * lse
-        return lse.detach() + (gradient - gradient.detach())
+        raised = self.scale + self.hardness_strength
+        return graded(of(raised), self.scale / raised)
 
 
 class CachedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):

@@ -97,6 +97,33 @@ def check_global_form() -> None:
             torch.testing.assert_close(a / dist.get_world_size(), own_rows(b), rtol=1e-10, atol=1e-10)
 
 
+def check_ring_siglip() -> None:
+    big = big_batch()
+    constants = [torch.tensor(5.0, dtype=F64), torch.tensor(-2.0, dtype=F64)]
+    for reduction in ("mean", "sum", "none"):
+        whole = [x.clone().requires_grad_() for x in (big["query"], big["positive_key"], *constants)]
+        truth = fastcl.siglip(*whole, reduction=reduction, weight=big["weight"])
+        wanted = torch.autograd.grad(truth.sum(), whole)
+        rows = [own_rows(big[name]).clone().requires_grad_() for name in ("query", "positive_key")]
+        mine = [*rows, *(x.clone().requires_grad_() for x in constants)]
+        value = distributed.ring_siglip(*mine, reduction=reduction, weight=own_rows(big["weight"]))
+        if reduction == "none":
+            torch.testing.assert_close(value, own_rows(truth), rtol=1e-10, atol=1e-10)
+        else:
+            torch.testing.assert_close(mean_over_ranks(value), truth, rtol=1e-10, atol=1e-10)
+        found = torch.autograd.grad(value.sum(), mine)
+        count = 1 if reduction == "none" else dist.get_world_size()
+        for a, b in zip(found[:2], wanted[:2], strict=True):
+            torch.testing.assert_close(a / count, own_rows(b), rtol=1e-10, atol=1e-10)
+        for a, b in zip(found[2:], wanted[2:], strict=True):
+            total = mean_over_ranks(a) * (dist.get_world_size() / count)
+            torch.testing.assert_close(total, b, rtol=1e-10, atol=1e-10)
+    plain = distributed.ring_siglip(own_rows(big["query"]), own_rows(big["positive_key"]), 5.0, -2.0)
+    torch.testing.assert_close(
+        mean_over_ranks(plain), fastcl.siglip(big["query"], big["positive_key"], 5.0, -2.0), rtol=1e-10, atol=1e-10
+    )
+
+
 def check_nt_xent_by_ids() -> None:
     big = big_batch()
     truth = fastcl.nt_xent(big["query"], big["positive_key"])

@@ -296,3 +296,22 @@ def test_results_have_the_dtype_of_the_embeddings() -> None:
     ):
         assert value.dtype == torch.bfloat16
         assert value.isfinite()
+
+
+def test_cross_batch_memory_has_the_helpers_of_the_original() -> None:
+    memory = pytorch_metric_learning.CrossBatchMemory(pytorch_metric_learning.NTXentLoss(0.3), D, 2 * N)
+    (x,) = _rows(N)
+    memory.add_to_memory(x, LABELS, N)
+    stored = (memory.embedding_memory[:N], memory.label_memory[:N])
+    same = LABELS[:, None] == LABELS
+    for apart in (True, False):
+        anchor, positive, *negatives = memory.create_indices_tuple(x, LABELS, *stored, None, apart)
+        wanted = same & ~torch.eye(N, dtype=torch.bool) if apart else same
+        assert torch.equal(torch.stack([anchor, positive]), wanted.nonzero().T)
+        assert torch.equal(torch.stack(negatives), (~same).nonzero().T)
+    mined = (torch.tensor([0]), torch.tensor([1]), torch.tensor([2]))
+    assert len(memory.create_indices_tuple(x, LABELS, *stored, mined, True)[2]) == (~same).sum() + 1
+    assert "NTXentLoss" in memory.supported_losses()
+    memory.check_loss_support("SupConLoss")
+    with pytest.raises(ValueError, match="loss: expected one of AngularLoss, .*, got ArcFaceLoss"):
+        memory.check_loss_support("ArcFaceLoss")

@@ -265,3 +265,37 @@ def test_hand_computed() -> None:
 def test_refused(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(torch.ones(3, 2))
+
+
+@pytest.mark.parametrize(("n", "m", "groups"), [(6, 6, 3), (5, 9, 4), (9, 4, 2), (4, 7, 50), (1, 1, 1)])
+@pytest.mark.parametrize("dtype", [F64, F32])
+def test_siglip_of_groups_agrees_with_its_twin(n: int, m: int, groups: int, dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(n)
+    query, key = (torch.randn(size, 5, generator=g, dtype=F64).to(dtype) for size in (n, m))
+    scale, bias = torch.tensor(1.7, dtype=dtype), torch.tensor(-2.0, dtype=dtype)
+    weight = torch.rand(n, generator=g, dtype=F64).to(dtype)
+    ids, key_ids = (torch.randint(groups, (size,), generator=g) for size in (n, m))
+    inputs = leaves({"query": query, "key": key, "logit_scale": scale, "logit_bias": bias, "weight": weight})
+    ours = fastcl.siglip(**inputs, ids=ids.int(), key_ids=key_ids, reduction="none")
+    truth = reference.siglip(**inputs, ids=ids, key_ids=key_ids, reduction="none")
+    within = 1e-12 if dtype == F64 else 2e-5
+    torch.testing.assert_close(ours, truth, rtol=within, atol=within)
+    grads = [torch.autograd.grad(loss.sum(), list(inputs.values())) for loss in (ours, truth)]
+    torch.testing.assert_close(grads[0], grads[1], rtol=10 * within, atol=10 * within)
+    if dtype == F64:
+
+        def call(*args: Tensor) -> Tensor:
+            return fastcl.siglip(*args[:4], weight=args[4], ids=ids, key_ids=key_ids)
+
+        assert torch.autograd.gradcheck(call, tuple(inputs.values()))
+
+
+def test_siglip_with_an_id_of_its_own_for_each_row_is_siglip() -> None:
+    query, key = torch.randn(7, 3), torch.randn(7, 3)
+    own, mixed = torch.arange(7), torch.randperm(7)
+    plain = fastcl.siglip(query, key, 2.0, -1.0)
+    torch.testing.assert_close(fastcl.siglip(query, key[mixed], 2.0, -1.0, ids=own, key_ids=mixed), plain)
+    with pytest.raises(ValueError, match="key_ids: expected both ids and key_ids or neither"):
+        fastcl.siglip(query, key, ids=own)
+    with pytest.raises(ValueError, match=r"key: expected shape \[M, 3\], got \[7, 2\]"):
+        fastcl.siglip(query, key[:, :2], ids=own, key_ids=own)
