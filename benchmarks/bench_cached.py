@@ -67,7 +67,7 @@ def extra_bytes(rows: int, chunk: int) -> int:
 
 def measured(rows: int, chunk: int, threads: int) -> float:
     """MiB, in a process of its own."""
-    options = ["--rows", str(rows), "--chunks", str(chunk), "--threads", str(threads), "--child"]
+    options = ["--rows", str(rows), "--child", str(chunk), "--threads", str(threads)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.bench_cached", *options], capture_output=True, text=True, check=False
     )
@@ -93,11 +93,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--output", type=Path, help="path without suffix")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)  # the chunk of the form to measure
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    if args.child:
-        print(extra_bytes(args.rows, args.chunks[0]))
+    if args.child is not None:
+        print(extra_bytes(args.rows, args.child))
         return
 
     chunks = [0, *args.chunks]

@@ -145,7 +145,7 @@ def psl(
     >>> import torch, fastcl
     >>> x = torch.eye(2)
     >>> round(fastcl.psl(x, x, x, 0.5).item(), 4)  # log(1 + (1 - tanh(0.5))^2)
-    0.2548
+    0.2541
     """
     _check(query, positive_key, negative_keys, reduction, weight, temperature)
     if not callable(surrogate):

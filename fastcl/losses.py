@@ -299,7 +299,7 @@ def bsl(rows: Rows, *, positive_temperature: float | None = None, group: Tensor 
     >>> import torch, fastcl
     >>> query, user = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), torch.tensor([7, 7, 8])
     >>> round(fastcl.bsl(query, query, temperature=0.5, group=user, positive_temperature=1.0).item(), 4)
-    -1.0442
+    -1.0441
     """
     ratio: float | Tensor = 1.0
     if positive_temperature is not None:

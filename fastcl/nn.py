@@ -7,7 +7,7 @@ is an nn.Parameter learns with the model; any other tensor is a buffer: both are
 >>> import torch, fastcl
 >>> loss = fastcl.nn.InfoNCE(0.5)
 >>> loss
-InfoNCE(temperature=0.5, reduction='mean', normalize=True, symmetric=False)
+InfoNCE(temperature=0.5, reduction='mean', normalize=True, symmetric=False, label_smoothing=0.0, z_loss=0.0)
 >>> round(loss(torch.eye(2), torch.eye(2)).item(), 4)
 0.1269
 >>> loss(torch.eye(2), torch.eye(2), reduction="none")  # what a call says has precedence
