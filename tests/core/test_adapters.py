@@ -301,7 +301,7 @@ def test_results_have_the_dtype_of_the_embeddings() -> None:
 def test_cross_batch_memory_has_the_helpers_of_the_original() -> None:
     memory = pytorch_metric_learning.CrossBatchMemory(pytorch_metric_learning.NTXentLoss(0.3), D, 2 * N)
     (x,) = _rows(N)
-    memory.add_to_memory(x, LABELS, N)
+    memory(x, LABELS)
     stored = (memory.embedding_memory[:N], memory.label_memory[:N])
     same = LABELS[:, None] == LABELS
     for apart in (True, False):
