@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     rows = [f"u{user},i{(user * 7 + step * step) % 20},{step}" for user in range(20) for step in range(6)]
     Path("log.csv").write_text("user,item,time\n" + "\n".join(rows) + "\n")
     Path("items.csv").write_text("item,genre\n" + "".join(f"i{n},{'ab'[n % 2]}\n" for n in range(20)))
-    floor = {"label": "floor", "data": "log", "model": "popularity"}
+    floor = {"label": "floor", "data": "log", "model": "popular"}
     study = {"data": {"log": {"path": "log.csv"}}, "columns": ["recall@10"], "runs": [floor]}
     Path("study.json").write_text(json.dumps(study))
     for model, more in (("sasrec", ["max_len=5"]), ("multi_clrec", ["main=16", "secondary=16"])):

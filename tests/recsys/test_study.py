@@ -26,7 +26,7 @@ MANIFEST: dict[str, Any] = {
     "paper": {"tiny": {"theirs_1": {"recall@3": 0.1, "ndcg@3": 0.99}}},
     "notes": {"tiny": "Nine users."},
     "runs": [
-        {"label": "popularity", "data": "tiny", "model": "popularity"},
+        {"label": "popularity", "data": "tiny", "model": "popular"},
         {
             "label": "SASRec", "data": "tiny", "model": "sasrec", "options": TINY, "vary": {"lr": [0.001, 0.01]},
             "plan": {"epochs": 2, "metric": "auc"}, "seeds": [0, 1],
@@ -138,7 +138,7 @@ def test_bold_is_above_what_is_given() -> None:
             {"runs": [*MANIFEST["runs"], {**MANIFEST["runs"][0], "label": "B"}]},
             "B, tiny, seed 0: expected other settings",
         ),
-        ({"runs": [{**MANIFEST["runs"][0], "plan": {"epochs": 1}}]}, "expected no options, plan and seeds for a floor"),
+        ({"runs": [{**MANIFEST["runs"][0], "plan": {"lr": 0.1}}]}, "lr: expected none for popular"),
         ({"runs": [{**MANIFEST["runs"][1], "plan": {"epochs": 0}}]}, "epochs: expected at least 1, got 0"),
         ({"runs": [{**MANIFEST["runs"][1], "plan": {"epochs": 1, "lrr": 1}}]}, "plan: expected one of epochs, "),
         ({"data": {"tiny": {"path": "log.csv", "seen": "both"}}}, "data: tiny: seen: expected one of mask, keep"),

@@ -17,13 +17,11 @@ from fastcl.recsys.evaluation.ranking import PROTOCOLS, SEEN, evaluate, metric_n
 from fastcl.recsys.models import MODELS
 from fastcl.recsys.models.base import make
 from fastcl.recsys.options import near, one_of
-from fastcl.recsys.reporting import tables
 from fastcl.recsys.studies.manifest import Manifest, Run, columns_of, runs, title
 from fastcl.recsys.training import checkpoint
 from fastcl.recsys.training.fit import fit, resume
 from fastcl.recsys.training.state import Settings, validation_metric
 
-FLOORS = ("popularity", "co-occurrence", "personal frequency")
 # Arguments of `fit` that a plan may have.
 PLAN = ("epochs", "lr", "patience", "schedule", "precision", "accumulate", "metric", "save_every")
 
@@ -31,7 +29,7 @@ PLAN = ("epochs", "lr", "patience", "schedule", "precision", "accumulate", "metr
 @dataclass
 class Entry:
     """An entry of a manifest's "runs". options: settings of the model. vary: option -> values, each of which makes a
-    run. plan: arguments of `fit`. A floor has neither.
+    run. plan: arguments of `fit`; a model that only counts clicks needs none.
     """
 
     label: str
@@ -98,12 +96,8 @@ def _check_source(manifest: Manifest, name: str, source: Mapping[str, Any], wher
 
 
 def _check_run(run: Run, where: str) -> None:
-    one_of((*FLOORS, *MODELS), f"{where}: model", run["model"])
-    if run["model"] in FLOORS:
-        if run["options"] or run["plan"] or run["seed"]:
-            raise ValueError(f"{where}: expected no options, plan and seeds for a floor, got some")
-        return
-    plan = dict(run["plan"] or {})
+    one_of(MODELS, f"{where}: model", run["model"])
+    plan = _plan(run)
     if "epochs" not in plan:
         raise ValueError(f"{where}: plan: expected a number of epochs, got none")
     for name in plan:
@@ -114,6 +108,10 @@ def _check_run(run: Run, where: str) -> None:
         Settings(**{**plan, "lr": lr, "metric": validation_metric(plan.get("metric", "ndcg@10"))})
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
+
+
+def _plan(run: Run) -> dict[str, Any]:
+    return {**({} if MODELS[run["model"]].learns else {"epochs": 1}), **(run["plan"] or {})}
 
 
 def _settings(run: Run) -> dict[str, Any]:
@@ -134,21 +132,17 @@ class Measure:
         source, split = self._read(run["data"])
         named = run["source"]
         seen, protocol = named.get("seen", "mask"), named.get("protocol", "full")
-        found: dict[str, Any] = {}
-        scorer = tables.floors(split, "keep").get(run["model"])
-        if scorer is None:
-            if (folder / "config.json").exists():
-                history = resume(folder, split, self._progress)
-            else:
-                model = make(MODELS[run["model"]], split, seed=run["seed"], **_settings(run))
-                more = {"seed": run["seed"], "seen": seen, "record": source.to_json(), "progress": self._progress}
-                history = fit(model, split, out=folder, **run["plan"], **more)
-            best = next(line for line in reversed(history) if line["best"])
-            seconds = sum(line["seconds"] for line in history)
-            found = {"epochs": len(history), "best_epoch": best["epoch"], "seconds": seconds, "valid": best}
-            scorer = checkpoint.load(folder)
+        if (folder / "config.json").exists():
+            history = resume(folder, split, self._progress)
+        else:
+            model = make(MODELS[run["model"]], split, seed=run["seed"], **_settings(run))
+            more = {"seed": run["seed"], "seen": seen, "record": source.to_json(), "progress": self._progress}
+            history = fit(model, split, out=folder, **_plan(run), **more)
+        best = next(line for line in reversed(history) if line["best"])
+        seconds = sum(line["seconds"] for line in history)
+        found = {"epochs": len(history), "best_epoch": best["epoch"], "seconds": seconds, "valid": best}
         columns = columns_of(self._manifest, run["data"])
-        test = evaluate(scorer, split.test, seen=seen, protocol=protocol, metrics=columns)
+        test = evaluate(checkpoint.load(folder), split.test, seen=seen, protocol=protocol, metrics=columns)
         found["test"] = {name: value for name, value in test.items() if name not in COUNTS}
         return found | {"data_sha256": fingerprints.fingerprint(split), "versions": checkpoint.versions()}
 

@@ -24,14 +24,14 @@ def study(
 
         {"data": {"purchases": {"path": "bundled:purchases", "seen": "keep"}},
          "columns": ["recall@10", "ndcg@10"],
-         "runs": [{"label": "popularity", "data": "purchases", "model": "popularity"},
+         "runs": [{"label": "popularity", "data": "purchases", "model": "popular"},
                   {"label": "SASRec", "data": "purchases", "model": "sasrec", "options": {"dim": 16},
                    "vary": {"lr": [0.001, 0.003]}, "plan": {"epochs": 5}, "seeds": [0, 1]}]}
 
     "data" names logs by their path (from the manifest's folder) with the options of `Interactions.read`, "split" (the
-    arguments of `Interactions.split`, or "valid" and "test" files), "seen" and "protocol". "model" is a model or a
-    floor. Each value of "vary" makes a run of its own. "plan" has arguments of `fit`. "paper" may give figures of
-    others, data -> row -> column -> figure: what is above all of them is bold. "notes" has a text for below a table.
+    arguments of `Interactions.split`, or "valid" and "test" files), "seen" and "protocol". Each value of "vary" makes a
+    run of its own. "plan" has arguments of `fit`. "paper" may give figures of others, data -> row -> column -> figure:
+    what is above all of them is bold. "notes" has a text for below a table.
 
     Args:
         run: do the missing runs. A finished run is never done again: its id is made of its settings and data's path. An
