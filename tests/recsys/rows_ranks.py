@@ -39,6 +39,7 @@ def split() -> Split:
 ALONE: dict[str, tuple[type, dict[str, Any]]] = {
     "clrec": (CLRec, {"objective": "sampled_softmax"}),
     "sasrec": (SASRec, {}),
+    "gbce": (SASRec, {"loss": "gbce"}),
     "softmax": (SASRec, {"loss": "softmax", "debias": 0.5}),
 }
 TOGETHER: dict[str, tuple[type, dict[str, Any]]] = {

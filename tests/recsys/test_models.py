@@ -220,6 +220,21 @@ def test_positions_count_from_either_end():
     torch.testing.assert_close(model(torch.tensor([1, 2, 3, 4]), clicks)[:3], hidden[:3])
 
 
+def test_sasrec_gbce_is_that_of_the_paper_over_items_drawn_for_the_batch():
+    model = SASRec(items(), seed=2, loss="gbce", samples=30, debias=0.5, batch=64, **OPTIONS).eval()
+    (batch,) = model.batches(histories(), np.random.default_rng(0))
+    assert len(batch.negative) == 30
+    logits = model(batch.item, batch.clicks) @ model.item.weight[1:].T + model.bias
+    up = logits.gather(1, batch.target[:, None] - 1)[:, 0].sigmoid()
+    down = (1 - logits[:, batch.negative - 1].sigmoid()).log()
+    same = batch.target[:, None] == batch.negative
+    assert same.any()
+    share = 30 / (40 - 1)
+    beta = share * (0.75 * (1 - 1 / share) + 1 / share)
+    expected = -((up**beta).log() + down.masked_fill(same, 0.0).sum(1)) / 31
+    torch.testing.assert_close(model.loss(batch), expected.mean())
+
+
 def test_sasrec_bce_takes_one_unclicked_item_a_position():
     model = SASRec(items(), seed=2, loss="bce", batch=64, **OPTIONS).eval()
     data = histories()

@@ -34,7 +34,7 @@ from fastcl.recsys import (
 from fastcl.recsys.models import rowtable
 from fastcl.recsys.models.base import make
 from fastcl.recsys.models.rowtable import RowTable
-from fastcl.recsys.training import loop, state
+from fastcl.recsys.training import checkpoint, loop, state
 from fastcl.recsys.training.rowadam import RowAdam
 from fastcl.recsys.training.state import Settings
 
@@ -160,6 +160,19 @@ def test_no_step_makes_a_tensor_of_the_size_of_the_table(table: str, least: int,
     assert sizes.largest < most * size
     assert (sizes.largest >= size) == (table == "dense")
     assert sizes.largest >= least
+
+
+def test_a_save_makes_no_tensor_of_the_size_of_the_table(split: Split, tmp_path: Path) -> None:
+    items = Items(tuple(f"i{n}" for n in range(20_000)))
+    model = SASRec(items, seed=0, table="rows", **SMALL[SASRec])
+    optimizer = RowAdam(model, 1e-2, (0.9, 0.98))
+    optimizer.share_out()
+    tensors = [*model.state_dict().values(), *optimizer.row_state().values()]
+    with Sizes({tensor.untyped_storage().data_ptr() for tensor in tensors}) as sizes:
+        state.save(tmp_path, model, optimizer, state.Progress())
+        checkpoint.save_weights(model, tmp_path, cut=optimizer.cut_weights)
+    assert 0 < sizes.largest < 0.1 * model.item.weight.numel()
+    assert load_file(tmp_path / "last.safetensors")["rows/item/second"].shape == model.item.weight.shape
 
 
 @pytest.mark.parametrize(

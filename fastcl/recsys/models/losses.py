@@ -1,5 +1,5 @@
-"""Losses of hidden states over an item table, in one table by name: the full softmax, a sampled softmax, and binary
-cross-entropy against an unclicked item.
+"""Losses of hidden states over an item table, in one table by name: the full softmax, a sampled softmax, binary
+cross-entropy against an unclicked item, and gBCE.
 
 A loss is a function of tensors, its negatives included. Models choose the loss, hold the weights and draw negatives
 with the function that the table has for the loss.
@@ -54,7 +54,7 @@ class ItemLoss(NamedTuple):
     `loss(hidden, items, target, negative)` is the mean over the n positions; target is int64 [n], 1..I.
 
     `negatives(train, n_items, samples, rng)` gives the function that draws `negative` for each batch of an epoch.
-    `samples` is how many items the sampled softmax draws for a whole batch.
+    `samples` is how many items the sampled softmax and gBCE draw for a whole batch.
     """
 
     loss: Callable[[Tensor, Scored, Tensor, Tensor], Tensor]
@@ -98,6 +98,22 @@ def binary(hidden: Tensor, items: Scored, target: Tensor, negative: Tensor) -> T
     return (F.softplus(-up) + F.softplus(down)).mean()
 
 
+def generalised_binary(hidden: Tensor, items: Scored, target: Tensor, negative: Tensor) -> Tensor:
+    """gBCE (Petrov & Macdonald 2023, gSASRec) at the paper's calibration of 0.75, against the items `negative` [S],
+    which were drawn uniformly for the whole batch; a position's own target among them does not count.
+    """
+    return fastcl.gbce(
+        hidden,
+        items.rows(target),
+        items.rows(negative),
+        catalogue=items.total,
+        ids=target,
+        negative_ids=negative,
+        positive_bias=items.bias(target),
+        negative_bias=items.bias(negative),
+    )
+
+
 def _none(train: Histories, n_items: int, samples: int, rng: np.random.Generator) -> Draw:
     return lambda row: np.empty(0, np.int64)
 
@@ -121,4 +137,5 @@ ITEM_LOSSES: dict[str, ItemLoss] = {
     "sampled": ItemLoss(sampled_softmax, _uniform),
     "popular": ItemLoss(sampled_softmax, _by_clicks),
     "bce": ItemLoss(binary, _unclicked),
+    "gbce": ItemLoss(generalised_binary, _uniform),
 }

@@ -41,7 +41,7 @@ from fastcl.recsys.models.rowtable import (
 from fastcl.recsys.options import above, at_least, between
 from fastcl.recsys.settings import check_choices, setting, settled
 
-LOSSES = ("softmax", "popular", "bce")
+LOSSES = ("softmax", "popular", "gbce", "bce")
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,12 @@ class SASRecConfig:
         """Training loss. "softmax": cross-entropy over all items, whose table and work several processes share out with
         table "rows". "popular": cross-entropy over the target and
         `samples` items drawn by their clicks, each weighted by 1 / (samples * its chance to be drawn), an estimate of
-        the former for catalogues of any size. "bce": binary cross-entropy of the next item against one item that the
-        user never clicked, as in the paper.""",
+        the former for catalogues of any size. "gbce": gBCE (Petrov & Macdonald 2023, gSASRec; calibration 0.75) against
+        `samples` items drawn uniformly for the batch. "bce": binary cross-entropy of the next item against one item
+        that the user never clicked, as in the paper.""",
         LOSSES,
     )
-    samples: int = setting(2560, 'Items that loss "popular" draws for each batch.')
+    samples: int = setting(2560, 'Items that loss "popular" or "gbce" draws for each batch.')
     debias: float = setting(
         0.0,
         """Strength of logit adjustment (Menon et al. 2021). Training adds debias * log(share of the train clicks) to
@@ -101,7 +102,7 @@ class Batch(NamedTuple):
     clicks: Packed
     item: Tensor  # int64 [n]
     target: Tensor  # int64 [n], the click after each click
-    negative: Tensor  # int64 [n], an item that the user never clicked; [0] for a loss that reads none
+    negative: Tensor  # int64 [n], unclicked items; [samples], items drawn for the batch; [0] for a loss that reads none
 
 
 class SASRec(Model):
