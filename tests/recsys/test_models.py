@@ -104,7 +104,7 @@ def test_every_parameter_learns(model_class):
     ("config", "options", "message"),
     [
         (SASRecConfig, {"dim": 10, "heads": 3}, "dim: expected a multiple of heads=3, got 10"),
-        (SASRecConfig, {"loss": "hinge"}, "loss: expected one of softmax, popular, bce, got 'hinge'"),
+        (SASRecConfig, {"loss": "hinge"}, "loss: expected one of softmax, popular, gbce, bce, got 'hinge'"),
         (SASRecConfig, {"positions": "last"}, "positions: expected one of oldest, newest, got 'last'"),
         (SASRecConfig, {"debias": -1.0}, "debias: expected at least 0"),
         (SASRecConfig, {"dropout": 1.0}, "dropout: expected at least 0 and below 1, got 1.0"),
