@@ -179,6 +179,20 @@ def test_every_parameter_learns_from_every_loss(name: str, options: dict[str, An
         assert [key for key, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_cases_with_several_targets_are_measured(name: str) -> None:
+    data = split()
+    model = small(name, data)
+    target = np.random.default_rng(1).permutation(90)[:80] + 1
+    cases = Cases(np.arange(40), data.test.history, target, None, np.arange(0, 81, 2))
+    found = evaluate(model, cases, counts=data.counts, k=(20,), seen="keep")["recall@20"]
+    best = model.scores(data.test.history).topk(20).indices.numpy()
+    hits = [
+        len(set(row) & set(pair)) / 2 for row, pair in zip(best.tolist(), target.reshape(40, 2).tolist(), strict=True)
+    ]
+    assert 0.0 < found == pytest.approx(np.mean(hits))
+
+
 # Losses without drawn numbers, so that two processes have the terms of one.
 TOGETHER = {name: {"loss": "softmax", "dropout": 0.0} for name in ("gru4rec", "caser", "stosa", "dt4sr", "mind")}
 TOGETHER |= {"cl4srec": {"dropout": 0.0}, "s3rec": {"dropout": 0.0}, "acvae": {}, "svae": {}}
