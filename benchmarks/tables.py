@@ -18,12 +18,21 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from benchmarks import front_picture, prepare, tables_cost, tables_models, tables_speed, tables_studies, tables_wheels
+from benchmarks import (
+    front_picture,
+    prepare,
+    tables_cost,
+    tables_models,
+    tables_scale,
+    tables_speed,
+    tables_studies,
+    tables_wheels,
+)
 from benchmarks.common import write_text
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "assets" / "speed.svg"
-SOURCES = (tables_speed, tables_cost, tables_studies, tables_models, tables_wheels)
+SOURCES = (tables_speed, tables_cost, tables_studies, tables_models, tables_wheels, tables_scale)
 TABLES: dict[str, Callable[[], str]] = {
     **{name: make for module in SOURCES for name, make in module.TABLES.items()},
     "originals": prepare.listing,

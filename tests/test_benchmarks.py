@@ -20,6 +20,7 @@ import torch
 from forks import ended, forked
 
 import fastcl
+from benchmarks import tables_scale
 from benchmarks.cases import CASES, Case, fused, inputs, lean, textbook
 from benchmarks.common import hardware, median_ratio
 from benchmarks.peers import PEERS, Loss, missing
@@ -133,3 +134,36 @@ def test_results_name_preloaded_libraries_without_their_folders(monkeypatch: pyt
     assert "preloaded" not in hardware()
     monkeypatch.setenv("LD_PRELOAD", "/some/folder/libone.so:libtwo.so")
     assert hardware()["preloaded"] == ["libone.so", "libtwo.so"]
+
+
+@pytest.mark.slow
+def test_scale_measures_what_it_is_asked_for(tmp_path: Path) -> None:
+    arguments = ["--only", "steps,validations,saves,index", "--items", "3000", "--tables", "rows", "--processes", "1,2"]
+    command = [sys.executable, "-m", "benchmarks.bench_scale", *arguments, "--output", str(tmp_path / "scale")]
+    subprocess.run(command, cwd=ROOT, check=True)
+    found = json.loads((tmp_path / "scale.json").read_text())
+    for kind in ("steps", "validations", "saves"):
+        assert [(row["items"], row["table"], row["processes"]) for row in found[kind]] == [
+            (3000, "rows", 1),
+            (3000, "rows", 2),
+        ]
+    assert found["index"][0]["recall@50"] > 0.5
+    assert (tmp_path / "scale.png").exists()
+
+
+def test_many_workers_are_arithmetic_over_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [
+        {"items": size, "table": "rows", "processes": 1, "CPU ms": 20.0, "distinct rows": 7000.0, "memory, MB": memory}
+        for size, memory in ((1_000_000, 900.0), (11_000_000, 8_600.0))
+    ]
+    monkeypatch.setattr(tables_scale, "results", lambda name: {"steps": steps})
+    assert tables_scale.bytes_a_row() == pytest.approx(770)
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tables_scale.workers().splitlines()]
+    first = dict(zip(lines[0], lines[2], strict=True))
+    sent = 7000 * 520 * 7 / 8 / 1e6  # of 7,000 rows an eighth is one's own
+    step = 20 + sent / 1.25
+    assert first["table of a worker, GB"] == f"{770 / 80:.1f}"
+    assert first["sent in a step, MB"] == f"{sent:.1f}"
+    assert first["targets a second, all"] == f"{8 * 256 * 1000 / step:,.0f}"
+    assert first["MB a second"] == f"{1000 * sent / step:,.0f}"
+    assert [line[-1] for line in lines[2:]] == ["-", "-", "500"]

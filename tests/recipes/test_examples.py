@@ -15,7 +15,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 # By how much the trained one is to be better.
 GAIN = {"cpc": 0.07, "deep_infomax": 0.02, "dgi": 0.2, "moco": 0.02, "simclr": 0.03, "simcse": 0.015}
 SHARED = ("__init__", "shared")
-ELSEWHERE = {"serve": "test_serve"}  # the scripts that train nothing, and the files that test them
+# The scripts that train nothing, and the files that test them.
+ELSEWHERE = {"serve": "test_serve", "spark_clicks": "test_spark_clicks"}
 
 
 @pytest.mark.parametrize("name", GAIN)

@@ -26,6 +26,7 @@ from fastcl.recsys import (
     save,
 )
 from fastcl.recsys.cli import main
+from fastcl.recsys.data.ids import Ids
 from fastcl.recsys.models import Model
 from fastcl.recsys.serving import vectors
 from fastcl.recsys.training import modelstate
@@ -127,8 +128,9 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
 
 
 def test_many_items_get_an_inverted_file_which_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of()
+    model = model_of(items=Items(Ids.of(IDS)))  # as those of a prepared folder
     assert export(model, tmp_path / "few", "faiss")["index"] == "HNSW32"
+    assert json.loads((tmp_path / "few" / "ids.json").read_text()) == list(IDS)
     monkeypatch.setattr(vectors, "IVF_FROM", 300)
     about = export(model, tmp_path / "many", "faiss")
     assert about["index"] == "IVF16,Flat"

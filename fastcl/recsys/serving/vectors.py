@@ -142,7 +142,7 @@ def export(
     found |= {"file": file, "bytes": len(content), "weights_sha256": digest(model), **written.facts}
     if recall is not None:
         found |= {"index": index, f"recall@{k}": recall, "query_count": len(queries), **about, **clock}
-    texts = {"ids.json": json.dumps(ids, ensure_ascii=False), "export.json": json.dumps(found, indent=2)}
+    texts = {"ids.json": json.dumps(list(ids), ensure_ascii=False), "export.json": json.dumps(found, indent=2)}
     write_set(
         Path(folder),
         {

@@ -77,7 +77,7 @@ def fit(
             "ndcg", "mrr" or "map" at any cut-off ("recall@20"; default cut-off 10), or "auc".
         patience: stop after so many epochs without a new best, >= 1; None: never.
         valid_cases: how many cases of split.valid are measured after each epoch, >= 1: a random sample, the same for
-            every `seed`. None: all of them, up to 10^10 scores (cases times items), which take about four minutes of
+            every `seed`. None: all of them, up to 10^10 scores (cases times items), which take about five minutes of
             one core; where there are more, as many cases as make so many scores, and at least 1,000.
         schedule: "linear": the learning rate falls to 0 over the steps of all `epochs`; or "constant".
         precision: "float32", or "bfloat16": the loss runs under torch.autocast; weights, optimiser and validation stay

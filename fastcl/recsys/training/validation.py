@@ -25,8 +25,8 @@ from fastcl.recsys.training.loop import Run
 from fastcl.recsys.training.rowadam import RowAdam
 from fastcl.recsys.training.state import Settings
 
-# Cases times items that an epoch ranks at most, unless valid_cases asks for more. A score takes about 22 ns of one core
-# (benchmarks/bench_scale.py), so that this is under four minutes of it.
+# Cases times items that an epoch ranks at most, unless valid_cases asks for more. A score takes about 30 ns of one core
+# (benchmarks/bench_scale.py), so that this is five minutes of it.
 SCORES = 10**10
 FEWEST = 1_000  # cases; the standard error of a recall of 0.1 is then 0.0095
 CHUNK = 256  # cases that are scored at once
