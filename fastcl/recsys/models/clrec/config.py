@@ -83,8 +83,8 @@ class CLRecConfig:
     )
     id_dropout: float = setting(
         0.0,
-        """Share of the items of a batch that are encoded by their features alone, drawn anew for each batch, so that
-        features learn to stand for items without clicks. Needs features everywhere.""",
+        """Share of the items of a batch that are encoded by their features alone, drawn anew for each batch: dropout
+        of whole ids. Needs features everywhere.""",
     )
     samples: int = setting(64, 'Items that objective "negative_sampling" draws for each pair.')
     propensity: str = setting(
