@@ -29,8 +29,9 @@ def over_rows(
 
     The formula is a function of the rows and of its own arguments that returns one loss for each row, [N]. Of `rows` it
     reads `pos` [N], the positive's logit, and `lse` [N], the log-sum-exp over the negatives, both differentiable;
-    `count()` [N] is the number of negatives, `lse_at(factor)` [N] the log-sum-exp with logits times a factor. A row
-    without negatives has an lse of -inf and should get a constant 0: `torch.where(rows.lse == -torch.inf, 0.0, loss)`.
+    `count()` [N] is the number of negatives, `mean()` [N] the mean of the logits of positive and negatives,
+    `lse_at(factor)` [N] the log-sum-exp with logits times a factor. A row without negatives has an lse of -inf and
+    should get a constant 0: `torch.where(rows.lse == -torch.inf, 0.0, loss)`.
 
     Args:
         module: the name of the loss's class in `fastcl.nn`, for the losses of fastcl itself; "": it has none.
