@@ -53,8 +53,8 @@ def sce(
         reduction: "mean" over the rows that are in a bucket, "sum" or "none" ([N]).
         row_weight: [N], any floating dtype, multiplies a row's loss; a mean divides by the same as without.
         buckets: B, of which each direction is a mixture of the rows with random normal weights (the paper's "Mix"),
-            drawn from torch's generator of the device; or the directions themselves [B, D], without gradient. None:
-            ceil(sqrt(2 N)), the paper's choice.
+            drawn from torch's generator of the device; or the directions themselves [B, D], without gradient, such as
+            torch.randn(B, D), which is the paper's form without "Mix". None: 2 sqrt(N), as in the authors' code.
         bucket_rows: rows of a bucket; None: as many as buckets. At most N are taken.
         bucket_classes: classes of a bucket. At most C are taken; the target counts once, in a bucket or not.
 
@@ -98,7 +98,7 @@ def sce(
         if isinstance(buckets, Tensor):
             directions = buckets
         else:
-            drawn = max(1, math.ceil(math.sqrt(2 * n))) if buckets is None else buckets
+            drawn = max(1, int(2 * math.sqrt(n))) if buckets is None else buckets
             mixture = torch.randn(drawn, n, dtype=compute_dtype(input, linear_weight), device=device)
             directions = _product(mixture.masked_fill(ignored, 0.0), input)
         most_rows = directions.shape[0] if bucket_rows is None else bucket_rows
