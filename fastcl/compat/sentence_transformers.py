@@ -145,6 +145,9 @@ class CachedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
     ) -> None:
         super().__init__(model, scale, similarity_fct, gather_across_devices, directions, partition_mode, hardness_mode,
                          hardness_strength)  # fmt: skip
+        for name, size in (("mini_batch_size", mini_batch_size), ("mini_batch_num_tokens", mini_batch_num_tokens)):
+            if size is not None:
+                positive_number(name, size)
         self.mini_batch_size, self.mini_batch_num_tokens = mini_batch_size, mini_batch_num_tokens
 
     def get_config_dict(self) -> dict[str, Any]:
@@ -152,7 +155,7 @@ class CachedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
         return super().get_config_dict() | sizes
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        chunk = token_chunks(self.mini_batch_num_tokens) if self.mini_batch_num_tokens else self.mini_batch_size
+        chunk = self.mini_batch_size if self.mini_batch_num_tokens is None else token_chunks(self.mini_batch_num_tokens)
         features = [dict(f) for f in sentence_features]
         step = cached(
             [_encoder(self.model, f) for f in features],

@@ -315,3 +315,9 @@ def test_cross_batch_memory_has_the_helpers_of_the_original() -> None:
     memory.check_loss_support("SupConLoss")
     with pytest.raises(ValueError, match="loss: expected one of AngularLoss, .*, got ArcFaceLoss"):
         memory.check_loss_support("ArcFaceLoss")
+
+
+@pytest.mark.parametrize("name", ["mini_batch_size", "mini_batch_num_tokens"])
+def test_empty_mini_batches_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: expected a finite number above 0, got 0"):
+        sentence_transformers.CachedMultipleNegativesRankingLoss(nn.Identity(), **{name: 0})
