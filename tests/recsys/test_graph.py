@@ -97,7 +97,7 @@ def test_onnxruntime_computes_what_the_model_does(name: str, options: dict[str, 
 
 @pytest.mark.parametrize("name", sorted(set(MODELS) - set(ENCODERS)))
 def test_a_model_without_an_encoder_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"model: expected one whose user encoder can be a graph, got {name}"):
+    with pytest.raises(ValueError, match=f"model: expected one .*, got {name}"):
         export(made(name, items(), seed=0, dim=16).eval(), tmp_path / "out", to="torch")
     assert not (tmp_path / "out").exists()
 

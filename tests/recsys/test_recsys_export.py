@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made import made
+from made import LEARNED, made
 
 from fastcl.recsys import MODELS, Histories, Items, SASRec, export, query_vectors, recommend, save
 from fastcl.recsys.cli import main
@@ -18,7 +18,7 @@ ITEMS = Items(IDS)
 OPTIONS = {"dim": 16, "max_len": 7}
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", LEARNED)
 def test_vectors_and_queries_rank_as_the_model(name, tmp_path):
     model = made(name, ITEMS, seed=1, **OPTIONS).eval()
     with torch.no_grad():

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made import made
+from made import LEARNED, made
 
 from fastcl.recsys import (
-    MODELS,
     CoOccurrence,
     Histories,
     Interactions,
@@ -60,7 +59,7 @@ WITHIN: dict[str, Callable[[Model], Any]] = {"alone": nullcontext, "frozen": fro
 
 
 @pytest.mark.parametrize(
-    ("name", "within"), [*((name, "alone") for name in MODELS), ("clrec", "frozen"), ("lightgcn", "frozen")]
+    ("name", "within"), [*((name, "alone") for name in LEARNED), ("clrec", "frozen"), ("lightgcn", "frozen")]
 )
 def test_32_threads_get_equal_lists(name: str, within: str) -> None:
     """A model in training mode, so that one that left eval mode under another thread would drop out."""
