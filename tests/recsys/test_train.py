@@ -29,6 +29,7 @@ from fastcl.recsys import (
     save,
 )
 from fastcl.recsys.training.checkpoint import read_config
+from fastcl.recsys.training.state import planned
 
 MODELS = [SASRec, CLRec]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -277,6 +278,32 @@ def test_bad_options_are_refused(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         fit(small(SASRec, split), split, out=tmp_path / "run", progress=False, **options)
     assert not (tmp_path / "run").exists()
+
+
+def test_without_a_number_of_epochs_training_ends_when_validation_stops_improving(tmp_path):
+    split = memory(users=12)
+    history = fit(small(SASRec, split), split, lr=3e-2, patience=2, out=tmp_path / "run", progress=False)
+    best = [line["epoch"] for line in history if line["best"]][-1]
+    assert len(history) == best + 2 < 100
+    config = read_config(tmp_path / "run")
+    assert (config["epochs"], config["patience"], config["schedule"]) == (200, 2, "constant")
+
+
+@pytest.mark.parametrize(
+    ("given", "validates", "batches", "expected"),
+    [
+        ((None, None, None), True, 500, (200, 10, "constant")),
+        ((None, None, None), True, 19, (200, 11, "constant")),  # 200 batches
+        ((None, None, None), True, 0, (200, 200, "constant")),
+        ((None, 3, "linear"), True, 1, (200, 3, "linear")),
+        ((None, None, None), False, 500, (20, None, "linear")),
+        ((7, None, None), True, 500, (7, None, "linear")),
+        ((7, 2, "constant"), True, 500, (7, 2, "constant")),
+    ],
+)
+def test_what_is_not_given_follows_from_what_is(given, validates, batches, expected):
+    assert tuple(planned(*given, validates=validates, batches=batches).values()) == expected
+    assert planned(None, None, None, learns=False)["epochs"] == 1
 
 
 def test_a_loss_that_explodes_stops_the_training(tmp_path):

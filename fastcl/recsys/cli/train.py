@@ -18,11 +18,20 @@ from fastcl.recsys.options import parse_settings
 from fastcl.recsys.training import checkpoint, lock, processes, trackers, validation, warm
 from fastcl.recsys.training.fit import go_on
 from fastcl.recsys.training.starting import begin, enough_memory, reserve
-from fastcl.recsys.training.state import METRICS, PRECISIONS, SCHEDULES, Settings, validation_metric
+from fastcl.recsys.training.state import (
+    BLIND,
+    METRICS,
+    MOST,
+    PATIENCE,
+    PRECISIONS,
+    SCHEDULES,
+    WAIT,
+    Settings,
+    planned,
+    validation_metric,
+)
 from fastcl.recsys.training.threads import add_threads
 from fastcl.recsys.training.trackers import TRACKERS
-
-EPOCHS = 20
 
 
 def add(commands: Any) -> None:
@@ -46,26 +55,27 @@ def add(commands: Any) -> None:
     option("--seen", choices=SEEN, help=seen)
     cases = "validate on a random sample of N cases (default: all, or fewer where that is more than 10^10 scores)"
     option("--valid-cases", type=int, metavar="N", help=cases)
-    add_training_options(parser)
+    until = f"until validation stops improving, at most {MOST}; {BLIND} without validation; 1 for a model that counts"
+    waits = f"never with --epochs; without, {PATIENCE} and at least {WAIT} batches"
+    add_training_options(parser, until, waits, "linear with --epochs, constant without")
     log = "also send each epoch to this tracker, for which fastcl has an extra of the same name; may be repeated"
     option("--log", choices=list(TRACKERS), action="append", default=[], help=log)
     option("-o", "--out", required=True, metavar="RUN", help="run folder to write")
     option("--force", action="store_true", help="overwrite a run that is in RUN")
     option("--json", action="store_true", help="print the result as JSON")
     names = {"how": "--split", "split": "--split", "seed": "--split-seed", "tracker": "--log"}
-    parser.set_defaults(run=run, names=names, epochs=None)  # the model decides
+    parser.set_defaults(run=run, names=names)
 
 
-def add_training_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of a training that `tune` has too."""
+def add_training_options(parser: argparse.ArgumentParser, epochs: str, patience: str, schedule: str) -> None:
+    """Adds the options of a training that `tune` has too. epochs, patience, schedule: what these are by default."""
     option = parser.add_argument
-    passes = f"passes over the train rows, at most (default: {EPOCHS}; 1 for a model that only counts clicks)"
-    option("--epochs", type=int, default=EPOCHS, help=passes)
-    option("--patience", type=int, metavar="N", help="stop after N epochs without a better one (default: never)")
+    option("--epochs", type=int, help=f"passes over the train rows, at most (default: {epochs})")
+    option("--patience", type=int, metavar="N", help=f"stop after N epochs without a better one (default: {patience})")
     metric = "validation metric that decides which epoch is the best, such as recall@20 or auc (default: %(default)s)"
     option("--metric", default="ndcg@10", help=metric)
-    schedule = "learning rate: falls to 0 over all epochs, or stays constant (default: %(default)s)"
-    option("--schedule", choices=list(SCHEDULES), default="linear", help=schedule)
+    rates = f"learning rate: falls to 0 over all epochs, or stays constant (default: {schedule})"
+    option("--schedule", choices=list(SCHEDULES), help=rates)
     option("--precision", choices=PRECISIONS, default="float32", help="type of the loss (default: %(default)s)")
     option("--accumulate", type=int, default=1, metavar="N", help="batches in an optimiser step (default: %(default)s)")
     option("--device", choices=["cpu", "cuda"], default="cpu", help="where to train (default: %(default)s)")
@@ -83,14 +93,10 @@ def run(args: argparse.Namespace) -> None:
     model_class = MODELS[args.model]
     options = _settings_of(earlier, args.model) | parse_settings(model_class.Config, args.set)
     lr = model_class.learning_rate(model_class.Config(**options), args.lr)
-    args.epochs = args.epochs if args.epochs is not None else EPOCHS if model_class.learns else 1
     seeds = whole_numbers("--seed", args.seed, low=0)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seed: expected different seeds, got {args.seed}")
-    names = [
-        *("seen", "metric", "patience", "valid_cases", "schedule", "precision", "accumulate", "save_every"),
-        *("device", "threads"),
-    ]
+    names = ("seen", "metric", "valid_cases", "precision", "accumulate", "save_every", "device", "threads")
     checkpoint.require_safetensors()
     trackers.all_of(args.log, Path(args.out))  # for the error of a package that is missing, before anything is read
     source = source_of(args)
@@ -99,10 +105,17 @@ def run(args: argparse.Namespace) -> None:
     with processes.processes(args.device) as device, ExitStack() as stack:
         with processes.together():
             plan = {name: getattr(args, name) for name in names} | {"metric": validation_metric(args.metric)}
-            settings = [Settings(args.epochs, lr, seed=seed, **plan) for seed in seeds]
+
+            def settings(seed: int, **facts: Any) -> Settings:
+                asked = planned(args.epochs, args.patience, args.schedule, learns=model_class.learns, **facts)
+                return Settings(lr=lr, seed=seed, **plan, **asked)
+
+            for seed in seeds:
+                settings(seed)  # for errors, before anything is read
             _check_free(out, folders, args.force)
             split = source.split()
-            settings = [validation.with_sample(each, split) for each in settings]
+            for seed in seeds:
+                validation.with_sample(settings(seed), split)  # for errors, before anything is written
             record = {**source.to_json(), "command": shlex.join(sys.argv)}
             record |= {"log": args.log} if args.log else {}
         if processes.leads():
@@ -114,9 +127,11 @@ def run(args: argparse.Namespace) -> None:
             _check_free(out, folders, args.force)
             for folder in folders:
                 reserve(stack, folder, args.force)
-        for folder, each in zip(folders, settings, strict=True):
+        for folder, seed in zip(folders, seeds, strict=True):
             with processes.together(), enough_memory():
-                model = make(model_class, split, seed=each.seed, **options).to(device)
+                model = make(model_class, split, seed=seed, **options).to(device)
+                each = settings(seed, validates=len(split.valid) > 0, batches=model.steps(split.train))
+                each = validation.with_sample(each, split)
                 origin = {} if args.init is None else {"init": warm.start(model, args.init)}
                 if origin and processes.leads():
                     tell([f"{folder} {warm.told(origin['init'])}"])

@@ -18,6 +18,8 @@ from fastcl.recsys.reporting import tables
 from fastcl.recsys.studies.tune import Search, tune
 from fastcl.recsys.training import checkpoint
 
+EPOCHS = 20
+
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("tune", help="search settings of a model by validation, with successive halving")
@@ -33,12 +35,12 @@ def add(commands: Any) -> None:
     option("--seed", type=int, default=0, help="seed of the draw, of all weights and trainings (default: %(default)s)")
     seen = "mask: rank no item of the history; keep: rank them too, for data with repeats (default: %(default)s)"
     option("--seen", choices=SEEN, default="mask", help=seen)
-    add_training_options(parser)
+    add_training_options(parser, f"{EPOCHS} of the longest trial", "never", "linear")
     option("-o", "--out", required=True, metavar="FOLDER", help="folder for the run folders of the trials")
     option("--final", action="store_true", help="also test the best trial, beside the floors")
     option("--json", action="store_true", help="print everything as JSON")
     names = {"how": "--split", "split": "--split", "values": "--set"}
-    parser.set_defaults(run=run, names=names)
+    parser.set_defaults(run=run, names=names, epochs=EPOCHS, schedule="linear")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -40,7 +40,7 @@ def fit(
     model: Model,
     split: Split,
     *,
-    epochs: int,
+    epochs: int | None = None,
     lr: float | None = None,
     out: str | Path | None = None,
     seed: int = 0,
@@ -48,7 +48,7 @@ def fit(
     metric: str = "ndcg@10",
     patience: int | None = None,
     valid_cases: int | None = None,
-    schedule: str = "linear",
+    schedule: str | None = None,
     precision: str = "float32",
     accumulate: int = 1,
     save_every: float = 600.0,
@@ -67,7 +67,8 @@ def fit(
     process writes and reports.
 
     Args:
-        epochs: passes over the train clicks, >= 1.
+        epochs: passes over the train clicks, >= 1; None: until validation stops improving, at most 200, or 20 for a
+            split without validation cases.
         lr: learning rate of the first step; None: that of the model's config.
         out: run folder, written before the first step; None: nothing is written. A folder that is not empty is refused
             unless `force`.
@@ -75,11 +76,13 @@ def fit(
         seen: "mask" or "keep", how validation treats items of the history.
         metric: the metric on split.valid, with all items ranked, that decides which epoch is the best: "recall", "hr",
             "ndcg", "mrr" or "map" at any cut-off ("recall@20"; default cut-off 10), or "auc".
-        patience: stop after so many epochs without a new best, >= 1; None: never.
+        patience: stop after so many epochs without a new best, >= 1; None: never with `epochs`; without, after
+            10 and at least 200 batches.
         valid_cases: how many cases of split.valid are measured after each epoch, >= 1: a random sample, the same for
             every `seed`. None: all of them, up to 10^10 scores (cases times items), which take about five minutes of
             one core; where there are more, as many cases as make so many scores, and at least 1,000.
-        schedule: "linear": the learning rate falls to 0 over the steps of all `epochs`; or "constant".
+        schedule: "linear": the learning rate falls to 0 over the steps of all `epochs`; or "constant". None: linear
+            with `epochs` and for a split without validation cases, constant otherwise.
         precision: "float32", or "bfloat16": the loss runs under torch.autocast; weights, optimiser and validation stay
             float32.
         accumulate: batches per step, >= 1. For a loss over targets (SASRec) a step equals that of one batch
@@ -108,20 +111,25 @@ def fit(
 
     >>> from fastcl.recsys import SASRec, bundled
     >>> split = bundled("purchases").split()
-    >>> fit(SASRec(split.items, seed=0), split, epochs=10, out="runs/first")  # doctest: +SKIP
+    >>> fit(SASRec(split.items, seed=0), split, out="runs/first")  # doctest: +SKIP
     """
     hooks.check(on_epoch)
     with ExitStack() as stack, enough_memory():
         with processes.together():
             settings = Settings(
-                epochs,
-                model.learning_rate(model.config, lr),
+                lr=model.learning_rate(model.config, lr),
                 seed=seed,
                 seen=seen,
                 metric=state.validation_metric(metric),
-                patience=patience,
                 valid_cases=valid_cases,
-                schedule=schedule,
+                **state.planned(
+                    epochs,
+                    patience,
+                    schedule,
+                    validates=len(split.valid) > 0,
+                    learns=model.learns,
+                    batches=model.steps(split.train),
+                ),
                 precision=precision,
                 accumulate=accumulate,
                 save_every=save_every,

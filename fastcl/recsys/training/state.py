@@ -28,6 +28,11 @@ from fastcl.recsys.training.rowadam import RowAdam
 METRICS = ("ndcg@10", "recall@10")  # validation always measures these metrics, besides the metric of the run
 # Schedules map the fraction of planned steps already done (0..1) to a multiplier of the initial learning rate.
 SCHEDULES: dict[str, Callable[[float], float]] = {"linear": lambda done: 1.0 - done, "constant": lambda done: 1.0}
+# A plan without a number of epochs goes on until validation stops improving, for MOST epochs at most. Its learning rate
+# is constant, since nobody knows over which steps it should fall. It waits for a better epoch for PATIENCE epochs, and
+# for WAIT batches: models first learn which items are popular, and validation stands still until they learn more, after
+# a number of steps. BLIND: epochs without validation cases.
+MOST, PATIENCE, WAIT, BLIND = 200, 10, 200, 20
 PRECISIONS = ("float32", "bfloat16")
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 THREADS = 4096  # the most that a config.json may ask for; a damaged one must not start millions
@@ -37,6 +42,33 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # the state that Adam keeps for eac
 EARLIER: dict[str, Any] = {"schedule": "linear", "valid_cases": None}
 # Settings that may differ when a run goes on: they change nothing in the result, or only its last bits.
 FREE = ("save_every", "threads", "device")
+
+
+def planned(
+    epochs: int | None,
+    patience: int | None,
+    schedule: str | None,
+    *,
+    validates: bool = True,
+    learns: bool = True,
+    batches: int = 1,
+) -> dict[str, Any]:
+    """The fields `epochs`, `patience` and `schedule` of `Settings`; what is None follows from the rest.
+
+    validates: whether there are validation cases. learns: `Model.learns`; a model that counts takes one epoch.
+    batches: those of an epoch.
+
+    >>> planned(None, None, None, batches=500)
+    {'epochs': 200, 'patience': 10, 'schedule': 'constant'}
+    >>> planned(30, None, None, batches=500)
+    {'epochs': 30, 'patience': None, 'schedule': 'linear'}
+    """
+    if epochs is None and not (learns and validates):
+        epochs = BLIND if learns else 1
+    if epochs is not None:
+        return {"epochs": epochs, "patience": patience, "schedule": schedule or "linear"}
+    patience = max(PATIENCE, -(-WAIT // max(1, batches))) if patience is None else patience
+    return {"epochs": MOST, "patience": patience, "schedule": schedule or "constant"}
 
 
 def validation_metric(metric: str) -> str:
