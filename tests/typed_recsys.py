@@ -55,7 +55,8 @@ assert_type(fit(model, split, epochs=3, metric="recall@20", patience=None), list
 fit(model, split, epochs=3, on_epoch=lambda epoch: epoch.metrics["ndcg@10"] > 0.5)
 fit(model, split, epochs=3, on_epoch=5)  # wrong
 fit(model, split, epochs=3, on_epoch=log_to("mlflow", "runs/first"))
-fit(model, split)  # wrong
+fit(model, split)
+fit(model)  # wrong
 fit(model, split, epochs=3, paitence=2)  # wrong
 resume("runs/first", epochs=20)
 resume("runs/first", epochs="20")  # wrong
