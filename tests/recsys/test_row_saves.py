@@ -146,7 +146,10 @@ def test_a_kill_at_a_random_moment_leaves_the_last_whole_save(times: int, tmp_pa
         for child in chance.sample(children, 3):
             os.kill(child, signal.SIGKILL)
             time.sleep(0.01 * chance.random())
-        assert [ended(child) for child in children] == [-signal.SIGKILL] * 3
+        # A process may notice that another has gone, and end with an error, before it is killed itself.
+        ends = {ended(child) for child in children}
+        assert -signal.SIGKILL in ends
+        assert ends <= {-signal.SIGKILL, 1}
         assert check_saved(*parts.read(path), width) >= int(done.read_text() or 0)
 
 
