@@ -1,7 +1,8 @@
 """Tables for the documentation of the losses' cost: time against other forms, memory, threads, columns, one call.
 
-From contrast-cpu*.json, memory.json, scaling.json, overhead.json, ceilings-cpu.json and instructions.json. The bench
-program with the same name tells how a figure was measured; the shapes are those of cases.py.
+From contrast-cpu*.json, variants.json, memory.json, scaling.json, overhead.json, ceilings-cpu.json and
+instructions.json. The bench program with the same name tells how a figure was measured; the shapes are those of
+cases.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -212,7 +213,29 @@ def instructions() -> str:
     )
 
 
+def variants() -> str:
+    return markdown(
+        [
+            {
+                "variant": row["variant"],
+                "fastcl, ms": row["ms"],
+                "eager / fastcl": row["eager / fastcl"],
+                "package / fastcl": row["package / fastcl"],
+                "package": row["package"] and row["package"].replace("_", "-"),
+            }
+            for row in results("variants")["rows"]
+        ]
+    )
+
+
+def what(name: str) -> str:
+    return results(name)["what"]
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "variants": variants,
+    "variants what": partial(what, "variants"),
+    "machine variants": partial(machine, "variants"),
     "speed": partial(against_torch, LARGE),
     "speed small": partial(against_torch, SMALL),
     "speed others": partial(against_others, (*LARGE, *SMALL)),
