@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastcl.recsys import MF, Cases, CLRec, Histories, Items, Split, export, open_index, recommend
+from fastcl.recsys import Cases, CLRec, Histories, Items, SASRec, Split, export, open_index, recommend
 from fastcl.recsys.data.ids import Ids
 from fastcl.recsys.data.scoring import frozen
 from fastcl.recsys.training import loop, processes, state, validation
@@ -86,7 +86,8 @@ def steps(items: int, table: str, rounds: int = 9, momentum: float = 0.0) -> dic
     """A step of training: the loss, the gradients, the optimiser; and the making of its batch."""
     before = own()
     size = processes.count()
-    run = run_of(items, table, batch=256 * size, negatives=256 * size + 2304, momentum=momentum)
+    options = {"momentum": momentum, "negatives_from": "vectors"} if momentum else {}
+    run = run_of(items, table, batch=256 * size, negatives=256 * size + 2304, **options)
     for rule in run.optimizer.rules.values():
         for key in rule.PER_ROW:
             getattr(rule, key).add_(0)  # as after many steps: no row pays for the first touch of its memory
@@ -144,15 +145,15 @@ def first_batch(users: int) -> dict[str, Any]:
 
 
 def index(items: int) -> dict[str, Any]:
-    """Lists by exact search and from an index, of matrix factorisation over made-up vectors: unit vectors around 2,000
-    centres in 12 of 64 dimensions, with noise in all. Queries are means of a history's vectors.
+    """Lists by exact search and from an index, of a SASRec without training but for its items: these are unit vectors
+    around 2,000 centres in 12 of 64 dimensions, with noise in all.
     """
     rng = np.random.default_rng(7)
     centre, turn = rng.standard_normal((2_000, 12), np.float32), rng.standard_normal((12, 64), np.float32)
     made = (centre[rng.integers(0, 2_000, items)] + 0.5 * rng.standard_normal((items, 12), np.float32)) @ turn
     made += 0.3 * rng.standard_normal((items, 64), np.float32)
     names = catalogue(items)
-    model = MF(names, users=(), dim=64, seed=0).eval()
+    model = SASRec(names, seed=0, dim=64).eval()
     model.item.weight.data[1:] = torch.from_numpy(made / np.linalg.norm(made, axis=1, keepdims=True))
     histories = clicks(items, 1_000)
     with tempfile.TemporaryDirectory() as folder, frozen(model):

@@ -47,16 +47,7 @@ def over(size: int, count: int) -> str:
 
 
 def first() -> str:
-    return markdown(
-        [
-            {
-                "clicks": f"{row['clicks']:,}",
-                "seconds": f"{row['ms'] / 1e3:.2f}",
-                "memory, MB": f"{row['peak more, MB']:,.0f}",
-            }
-            for row in found("first")
-        ]
-    )
+    return markdown([{"clicks": f"{row['clicks']:,}", "seconds": f"{row['ms'] / 1e3:.2f}"} for row in found("first")])
 
 
 def lists() -> str:
@@ -87,7 +78,6 @@ def saves() -> str:
                 "processes": row["processes"],
                 "seconds": f"{row['ms'] / 1e3:.1f}",
                 "files, MB": f"{row['files, MB']:,.0f}",
-                "peak memory more, MB": f"{row['peak more, MB']:,.0f}",
             }
             for row in found("saves")
         ]
@@ -165,9 +155,15 @@ def largest() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "scale machine": partial(machine, "scale"),
     "scale steps": partial(pivot, "steps", "ms", 0),
+    "scale CPU": partial(pivot, "steps", "CPU ms", 0),
     "scale memory": partial(pivot, "steps", "memory, MB", 0),
     "scale validation": partial(pivot, "validations", "ms", 1),
     "scale workers": workers,
+    "scale saves": saves,
+    "scale first": first,
+    "scale lists": lists,
+    "scale spark": spark,
+    "scale momentum": momentum,
     "scale largest": largest,
     "scale rows": lambda: f"{measured()['distinct rows']:,.0f}",
     "scale million": partial(over, 10**6, 1),

@@ -69,6 +69,9 @@ def test_an_exact_index_gives_the_lists_of_exact_search(name: str, tmp_path: Pat
     ]
     for each in options:
         alike(recommend(model, asked, index=index, **each), recommend(model, asked, **each))
+    with pytest.MonkeyPatch.context() as patch:  # the index is asked for as many more as a history hides
+        patch.setattr(type(model), "scores", lambda self, rows: pytest.fail("exact search"))
+        assert [len(row) for row in recommend(model, histories(), index=index)[-2:]] == [10, 0]
     data = Interactions(ITEMS, tuple("abc"), Histories.from_lists([[1, 2], [3], list(range(1, 296))]))
     by_index, exact = (dict(recommend_users(model, data, 10, index=which).rows) for which in (tmp_path, None))
     assert list(by_index) == list(exact)

@@ -168,6 +168,9 @@ def test_how_many_cases_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         return validation.with_sample(Settings(1, 1e-3, valid_cases=asked), of).valid_cases
 
     assert (cases(None), cases(60), cases(61), cases(100)) == (None, 60, None, None)
+    drawn = validation.sampled(split.valid, 20).user.tolist()
+    assert drawn == validation.sampled(split.valid, 20).user.tolist() == sorted(set(drawn))
+    assert drawn[-1] > 40  # of 61 cases, not the first 20
     monkeypatch.setattr(validation, "SCORES", 30 * len(split.items))
     assert cases(None) is None
     monkeypatch.setattr(validation, "FEWEST", 10)
