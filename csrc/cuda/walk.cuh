@@ -145,13 +145,15 @@ __global__ void __launch_bounds__(kThreads, Tile<E, kDim, kOut>::kMinBlocks) wal
         }
       }
     } else {
+      // Opaque, so that addresses by row are computed where they are read and hold no registers in the loop.
+      const int own = opaque(warp * kFrag * 16 + group);
       UNROLL for (int n = 0; n < kCols; ++n) {
         UNROLL for (int c = 0; c < 2; ++c) {
           const Column w = words[n * 8 + c];
           const int64_t j = static_cast<int64_t>(tile) * kColumns + n * 8 + 2 * quad + c;
           UNROLL for (int r = 0; r < 2 * kFrag; ++r) {
             float& v = x[r / 2][n][r % 2 * 2 + c];
-            const int64_t query = R::kQueryRows ? row_of(r) : j;
+            const int64_t query = R::kQueryRows ? first_row + own + r / 2 * 16 + r % 2 * 8 : j;
             const bool real = query < (R::kQueryRows ? p.rows : p.columns);
             v = real && rows[r].scaled(v, w) > p.cap[query] * kLog2e ? -kInfinity : rows[r].logit(v, w);
           }
@@ -184,12 +186,13 @@ __global__ void __launch_bounds__(kThreads, Tile<E, kDim, kOut>::kMinBlocks) wal
         }
       }
       if (__any_sync(kAllLanes, meets)) {  // all lanes take the same branch: the products that follow need whole warps
+        const int own = opaque(warp * kFrag * 16 + group);  // as for the cap
         UNROLL for (int n = 0; n < kCols; ++n) {
           UNROLL for (int c = 0; c < 2; ++c) {
             const int64_t j = static_cast<int64_t>(tile) * kColumns + n * 8 + 2 * quad + c;
             UNROLL for (int r = 0; r < 2 * kFrag; ++r) {
-              if (tags[n * 8 + c] == row_tag[r] && j < p.columns && row_of(r) < p.rows &&
-                  p.column_id[j] == p.row_id[row_of(r)]) {
+              const int64_t i = first_row + own + r / 2 * 16 + r % 2 * 8;
+              if (tags[n * 8 + c] == row_tag[r] && j < p.columns && i < p.rows && p.column_id[j] == p.row_id[i]) {
                 x[r / 2][n][r % 2 * 2 + c] = -kInfinity;
               }
             }
