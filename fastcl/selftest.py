@@ -32,16 +32,20 @@ def _results(function: Callable[..., Tensor], query: Tensor, key: Tensor, bias: 
     """The values of the rows, and the gradients of a sum of them, weighted unevenly."""
     leaves = [t.detach().clone().requires_grad_() for t in (query, key, bias)]
     rows = function(leaves[0], leaves[1], scale=2.0, bias=leaves[2])
-    (rows * torch.linspace(0.5, 1.5, len(rows), dtype=rows.dtype)).sum().backward()
+    (rows * torch.linspace(0.5, 1.5, len(rows), dtype=rows.dtype, device=rows.device)).sum().backward()
     return [rows.detach(), *(t.grad for t in leaves if t.grad is not None)]
 
 
 def error(name: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> float:
     """The largest error of an operator's value and gradients, each relative to its largest number."""
     n, m, d = shape
-    random = torch.Generator().manual_seed(n)
-    query, key = (torch.randn(count, d, generator=random).to(dtype) / d**0.5 for count in (n, m))
-    bias = torch.randn(m, generator=random).to(torch.float64 if dtype == torch.float64 else torch.float32)
+    random = torch.Generator("cpu").manual_seed(n)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float32, device="cpu")
+
+    query, key = (normal(count, d).to(dtype) / d**0.5 for count in (n, m))
+    bias = normal(m).to(torch.float64 if dtype == torch.float64 else torch.float32)
     ours, textbook = OPERATORS[name]
     found = _results(ours, query, key, bias)
     truth = _results(textbook, query.double(), key.double(), bias.double())

@@ -157,7 +157,7 @@ def test_a_cut_in_time_and_files_of_ones_own(folder: Path, capsys: pytest.Captur
         (["--valid", "valid.csv"], "--valid: expected --test FILE with it, got none"),
         (["--valid", "v", "--test", "t", "--split", "time"], "expected no --split, --at or --ties beside"),
         (["--split", "time"], "at: expected a number or an ISO date"),
-        (["--split-seed", "3"], "--split-seed: expected --ties random or --hold-out with it, got 3 alone"),
+        (["--split-seed", "3"], "--split-seed: expected --ties random, --split items or --hold-out with it, got 3 a"),
         (["--at", "3"], 'at: expected none with "last-one"'),
     ):
         assert call("train", "train.csv", *SMALL, *NAMES, *options, "-o", "none") == 2

@@ -9,6 +9,7 @@ from typing import Any, Literal, Optional
 
 import pytest
 import torch
+from made import LEARNED
 
 from fastcl.recsys import CLRecConfig, Items
 from fastcl.recsys.models import MODELS
@@ -125,7 +126,7 @@ def test_help_tells_every_setting_with_its_type_default_and_meaning(model: str) 
 ITEMS = Items(("a", "b", "c"))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", LEARNED)
 def test_a_config_and_keywords_make_the_same_model(model: str) -> None:
     kind = MODELS[model]
     one, other = kind(ITEMS, kind.Config(dim=8), seed=3), kind(ITEMS, dim=8, seed=3)

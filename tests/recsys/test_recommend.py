@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from made import LEARNED
 
 import fastcl
 from fastcl.recsys import (
@@ -60,7 +61,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", LEARNED)
 def test_scores_are_inner_products_with_the_item_vectors(name):
     model = made(name, 3).eval()
     data = Histories.from_lists([[1, 2, 3], [4], [5, 6]])
@@ -76,7 +77,7 @@ def best_products(queries: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return (queries.reshape(len(queries), -1, queries.shape[-1]) @ table.T).amax(1)
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", LEARNED)
 def test_kept_item_vectors_follow_the_weights(name):
     """Scores after training, loading or a change by hand are never those of older vectors."""
     data = Histories.from_lists([[1, 2, 3], [4]])

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from made import made
+from made import LEARNED, made
 
 from fastcl.recsys import (
-    MODELS,
     Cases,
     Histories,
     Interactions,
@@ -190,7 +189,7 @@ def test_numbering_items_otherwise_changes_no_figure(seed: int) -> None:
     assert one == pytest.approx(two)
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", LEARNED)
 def test_a_model_whose_items_are_numbered_otherwise_gives_the_same_figures(name: str, tmp_path: Any) -> None:
     rng = np.random.default_rng(0)
     clicks = [[f"i{i}" for i in rng.integers(0, 37, 6)] for _ in range(40)]

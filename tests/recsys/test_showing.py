@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import fastcl.recsys
-from fastcl.recsys import MODELS, Interactions, Popularity, Split, bundled, compare, rank_cases
+from fastcl.recsys import MODELS, Interactions, Popularity, Split, bundled, compare, later, rank_cases
 from fastcl.recsys.showing import brief
+from fastcl.recsys.training.hooks import epoch_of
 
 LINES, LETTERS = 10, 1000
 
@@ -22,7 +23,11 @@ def test_every_public_class_is_short_on_real_data(split: Split) -> None:
     floor = Popularity(split.counts, split.items)
     ranked = rank_cases(floor, split.test)
     models = [kind(split.items) for kind in MODELS.values()]
+    clicks = {"user": [data.users[0]], "item": [split.items.ids[0]], "time": [10**10]}
+    week = later(split, data, Interactions.read(clicks))
+    epoch = epoch_of({"epoch": 1, "loss": 0.5, "best": True, "ndcg@10": 0.1}, planned=2, last=False)
     shown = [data, data.report, split, split.report, split.items, split.train, split.test, ranked, *models]
+    shown += [week.report, epoch]
     shown += [split.items.features["department"], compare({"a": [floor]}, split.test), *(m.config for m in models)]
     for each in shown:
         text = repr(each)

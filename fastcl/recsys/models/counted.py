@@ -51,7 +51,7 @@ class Counted(Model):
 
     def loss(self, batch: Histories) -> Tensor:
         """0: there is nothing to learn."""
-        return torch.zeros((), device=self.device, requires_grad=True)
+        return torch.zeros((), dtype=torch.float32, device=self.device, requires_grad=True)
 
     def targets(self, batch: Histories) -> int:
         return 1

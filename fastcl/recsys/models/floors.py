@@ -97,7 +97,7 @@ class CoOccurrence:
 
     def cosines(self, item: int) -> torch.Tensor:
         """float32 [I+1], cos(item, j) for each item j; 0 for padding."""
-        one = torch.zeros(self._columns, 1)
+        one = torch.zeros(self._columns, 1, dtype=torch.float32, device=self._by_item.device)
         one[item] = 1.0
         return torch.sparse.mm(self._by_item, torch.sparse.mm(self._by_user, one))[:, 0]
 

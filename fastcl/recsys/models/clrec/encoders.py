@@ -48,7 +48,7 @@ class ItemEncoder(nn.Module):
         found = self.id(item)
         if self.training and self.id_dropout:
             # Not scaled: a dropped id leaves what a new item has.
-            found = found * (torch.rand(len(item), 1, device=found.device) >= self.id_dropout)
+            found = found * (torch.rand(len(item), 1, dtype=found.dtype, device=found.device) >= self.id_dropout)
         return found + self.described(item) if len(self.features) else found
 
     def described(self, item: Tensor) -> Tensor:
