@@ -165,13 +165,18 @@ def test_the_command(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (tmp_path / "t.tex").read_text() == found.to_latex()
     assert main.main(["study", str(file), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["runs"]) == 3
+    log = tmp_path / "log.csv"
+    before = log.read_bytes()
     for more, said in (
         (["--run", "--only", "seed 7"], "--only: no run's title contains 'seed 7'; titles are like '"),
         (["--only", "seed 0"], "--only: expected --run with it, got seed 0"),
         (["--csv", str(file)], "--csv: expected another file than the manifest"),
-        (["--results", str(tmp_path / "log.csv")], "log.csv: damaged"),
+        (["--results", str(log)], "--results: expected another file than the path of"),
+        (["--csv", str(log)], "--csv: expected another file than the path of"),
+        (["--latex", str(log)], "--latex: expected another file than the path of"),
     ):
         assert main.main(["study", str(file), *more]) == 2
         error = capsys.readouterr().err
         assert said in error
         assert len(error.splitlines()) == 1
+    assert log.read_bytes() == before

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fastcl.recsys.studies.measuring import files_of, read_manifest
 from fastcl.recsys.studies.study import study
 from fastcl.recsys.training import checkpoint
 from fastcl.recsys.training.threads import add_threads
@@ -33,7 +34,8 @@ def run(args: argparse.Namespace) -> None:
     checkpoint.require_safetensors()
     if args.only != [""] and not args.work:
         raise ValueError(f"--only: expected --run with it, got {' '.join(args.only)}")
-    inputs = {"the manifest": args.file}
+    file = Path(args.file)
+    inputs: dict[str, str | Path | None] = {"the manifest": file, **files_of(read_manifest(file), file.parent)}
     for name in ("results", "csv", "latex"):
         if getattr(args, name):
             check_output(f"--{name}", getattr(args, name), inputs)

@@ -87,6 +87,20 @@ def read_manifest(path: Path) -> Manifest:
     return dict(manifest)
 
 
+def files_of(manifest: Manifest, beside: Path) -> dict[str, Path]:
+    """The files that the runs read, by a description for messages. beside: the manifest's folder."""
+    return {
+        f"the {key} of {name}": beside / path
+        for name, named in manifest["data"].items()
+        if not named["path"].startswith(BUNDLED)
+        for key, path in Source(_log_of(named)).files.items()
+    }
+
+
+def _log_of(named: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in named.items() if key not in ("split", "seen", "protocol")}
+
+
 def _check_source(manifest: Manifest, name: str, source: Mapping[str, Any], where: str) -> None:
     schema.fits(source.get("path"), str, f"{where}: path")
     one_of(SEEN, f"{where}: seen", source.get("seen", "mask"))
@@ -149,7 +163,7 @@ class Measure:
     def _read(self, name: str) -> tuple[Source, Split]:
         if name not in self._splits:
             named = self._manifest["data"][name]
-            data = {key: value for key, value in named.items() if key not in ("split", "seen", "protocol")}
+            data = _log_of(named)
             if not data["path"].startswith(BUNDLED):
                 files = Source(data).files
                 data |= {key: str((self._beside / path).resolve()) for key, path in files.items()}
