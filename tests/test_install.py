@@ -207,7 +207,7 @@ def make_venv(folder: Path, *, with_torch: bool) -> Path:
 def check_build_environment(pip_log: Path, *tools: str) -> None:
     # Unlike what pip prints, its log tells what went into the isolated build environment.
     installed = re.findall(r"Installing collected packages: (.*)", pip_log.read_text())
-    taken = set(" ".join(installed).split())
+    taken = set(" ".join(installed).replace(",", " ").split())
     assert {re.sub(r"-[\d.]+$", "", name) for name in taken} - {"fastcl"} == {"setuptools", "ninja", *tools}
 
 
