@@ -112,7 +112,7 @@ def killed(command: list[str], run: Path, saves: int, pause: float) -> None:
 @pytest.mark.parametrize(
     ("model_class", "kills"),
     [
-        (CLRec, 3),
+        (CLRec, 1),
         pytest.param(CLRec, 20, marks=pytest.mark.slow),
         pytest.param(SASRec, 20, marks=pytest.mark.slow),
     ],
