@@ -5,7 +5,7 @@ compiler where there is no other, and pybind11 where the CUDA part is built.
 from typing import Any
 
 from setuptools import build_meta
-from setuptools.build_meta import *  # noqa: F403
+from setuptools.build_meta import *  # noqa: F403  the hooks that are not defined here
 
 from building import platforms
 from building.compiler import own_compiler
