@@ -35,6 +35,13 @@ def between(low: float, high: float, name: str, value: float) -> None:
         raise ValueError(f"{name}: expected at least {low:g} and below {high:g}, got {value}")
 
 
+def up_to(high: float, name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}: expected a number, got {value!r}")
+    if not 0.0 <= value <= high:
+        raise ValueError(f"{name}: expected from 0 to {high:g}, got {value}")
+
+
 def one_of(choices: Iterable[str], name: str, value: str) -> None:
     if value not in choices:
         raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")

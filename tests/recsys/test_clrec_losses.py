@@ -1,5 +1,7 @@
 """The losses CLRec is compared with, against hand-computed values; propensities; what is learned by heart."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,9 @@ import torch.nn.functional as F
 from test_models import ENCODERS, OPTIONS, histories, items
 from test_train import memory
 
-from fastcl.recsys import CLRec, Histories, evaluate, fit
+from fastcl.recsys import CLRec, CLRecConfig, Histories, evaluate, fit
 from fastcl.recsys.models.batching import drawing
-from fastcl.recsys.models.clrec.objectives import OBJECTIVES
+from fastcl.recsys.models.clrec.objectives import OBJECTIVES, Pairs, contrastive
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEMPERATURE = 0.07
@@ -109,6 +111,61 @@ def test_sampled_softmax_takes_log_q_off(encoder):
         terms += [users[r] @ table[item] / TEMPERATURE - np.log(share[item - 1]) for item in others]
         losses.append(torch.stack(terms).logsumexp(0) - terms[0])
     torch.testing.assert_close(model.loss(batch).double(), torch.stack(losses).mean(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("log_q", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("source", ["batch", "ids", "vectors"])
+def test_log_q_is_a_dial_from_the_contrast_to_the_sampled_softmax(source, log_q):
+    """The second batch after the first, whose positives the queue holds, term by term; and the gradient."""
+    options = {"negatives_from": source, "log_q": log_q, "duplicates": "exclude", **OPTIONS}
+    model, first, _, _, share = one_batch(**options)
+    second = next(itertools.islice(model.batches(histories(rows=40), np.random.default_rng(1)), 1, None))
+    model.loss(first)
+    model.after_step(first)
+    queued = [] if source == "batch" else first.target.tolist()
+    users = model(model.item(second.item), second.bucket, second.clicks)
+    table = F.normalize(model.item(torch.arange(41)), dim=-1)
+    kept = table.detach() if source == "vectors" else table
+    losses = []
+    for r, target in enumerate(second.target.tolist()):
+        keys = [(target, table), *((item, table) for item in second.target.tolist() if item != target)]
+        keys += [(item, kept) for item in queued if item != target]
+        terms = [users[r] @ of[item] / TEMPERATURE - log_q * np.log(share[item - 1]) for item, of in keys]
+        losses.append(torch.stack(terms).logsumexp(0) - terms[0])
+    expected, found = torch.stack(losses).mean(), model.loss(second)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    weights = model.item.id.weight, model.user.aggregate.a
+    wanted, got = (torch.autograd.grad(loss, weights, retain_graph=True) for loss in (expected, found))
+    torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("log_q", [0.0, 0.3, 1.0])
+def test_log_q_divides_the_optimum_by_a_power_of_the_share(log_q):
+    """With every click among the negatives, the gradient is that of the full softmax whose logits have (1 - log_q)
+    times the log share added, as SASRec's debias adds it. Both share the minimum then.
+    """
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 9, 12)
+    share = torch.from_numpy(counts / counts.sum()).log()
+    drawn = torch.from_numpy(np.repeat(np.arange(1, 13), 2000 * counts))
+    users, table = (torch.from_numpy(rng.normal(size=(n, 4))).requires_grad_() for n in (5, 12))
+    target = torch.tensor([1, 4, 4, 12, 7])
+    config = CLRecConfig(log_q=log_q, negatives_from="batch", temperature=0.5)
+    pairs = Pairs(
+        user=users,
+        positive=table[target - 1],
+        target=target,
+        window=torch.arange(5),
+        drawn=drawn,
+        keys=table[drawn - 1],
+        queued=None,
+        items=lambda: table,
+        log_share=share,
+        log_q=users.new_empty(0),
+    )
+    full = F.cross_entropy(users @ table.T / 0.5 + (1 - log_q) * share, target - 1)
+    found = torch.autograd.grad(contrastive(pairs, config), (users, table))
+    torch.testing.assert_close(found, torch.autograd.grad(full, (users, table)), rtol=1e-2, atol=2e-3)
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)

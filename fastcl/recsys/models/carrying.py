@@ -18,7 +18,7 @@ from fastcl.recsys.models.base import Model, NamedRows, UserModel
 MAY_DIFFER = (
     *("lr", "batch", "dropout", "attention_dropout", "item_dropout", "id_dropout", "sigma_dropout", "loss"),
     *("objective", "reconstruction", "samples", "negatives", "negatives_from", "count", "per", "main", "secondary"),
-    *("temperature", "positive_temperature", "debias", "mask_rate", "last_only", "duplicates", "propensity"),
+    *("temperature", "positive_temperature", "debias", "log_q", "mask_rate", "last_only", "duplicates", "propensity"),
     *("weight_limit", "lam", "epsilon", "weight", "gamma", "decay", "margin", "init", "polarity", "separation"),
     *("balance", "kl_weight", "kl_steps", "contrast", "contrast_weight", "augment", "served"),
     *("table", "table_rule", "table_rate"),

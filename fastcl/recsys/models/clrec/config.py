@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fastcl.recsys.models.clrec.times import TIME_CUTS, UNITS, check_cuts
 from fastcl.recsys.models.rowtable import RATE_MEANING, RULE_MEANING, RULES, TABLE_MEANING, TABLES, check_table
-from fastcl.recsys.options import above, at_least, between
+from fastcl.recsys.options import above, at_least, between, up_to
 from fastcl.recsys.settings import check_choices, setting
 
 TASKS = (("u2i",), ("u2i", "u2u"))  # u2i is always there, since serving recommends items
@@ -96,6 +96,14 @@ class CLRecConfig:
     weight_limit: float = setting(
         10.0, 'Largest weight of a pair with objective "ipw"; 1 is the weight at equal propensities.'
     )
+    log_q: float = setting(
+        0.0,
+        """How much of the sampled softmax's correction objective "clrec" makes, from 0 to 1: log_q * log(share of the
+        train clicks) is subtracted from the scores of positives and negatives in training. 0: none, as in the paper,
+        and the optimum is the click probability divided by the share. 1: all of it, and the optimum is the click
+        probability, as for both softmaxes. Between them the optimum is divided by share ** (1 - log_q), which is what
+        SASRec has with a debias of 1 - log_q.""",
+    )
     temperature: float = setting(0.07, "Scores are cosines / temperature.")
     duplicates: str = setting(
         "keep", DUPLICATES_MEANING.format(", except for the clicks of the same window"), DUPLICATES
@@ -121,6 +129,9 @@ class CLRecConfig:
             raise ValueError(f"momentum: expected 0 where no vectors are queued, got {self.momentum}")
         if self.id_dropout and self.features != "everywhere":
             raise ValueError(f"id_dropout: expected 0 with features={self.features}, got {self.id_dropout}")
+        up_to(1.0, "log_q", self.log_q)
+        if self.log_q and self.objective != "clrec":
+            raise ValueError(f"log_q: expected 0 with objective={self.objective}, got {self.log_q}")
         for name in ("temperature", "weight_limit", "lr"):
             above(0.0, name, getattr(self, name))
         check_table(self.table_rate)

@@ -33,7 +33,7 @@ from fastcl.recsys.models.batching import (
 )
 from fastcl.recsys.models.clrec.config import CLRecConfig
 from fastcl.recsys.models.clrec.encoders import ENCODERS, FEATURES, ItemEncoder, UserEncoder
-from fastcl.recsys.models.clrec.objectives import OBJECTIVES, Pairs
+from fastcl.recsys.models.clrec.objectives import OBJECTIVES, Pairs, correction
 from fastcl.recsys.models.clrec.propensities import PROPENSITIES, Learned
 from fastcl.recsys.models.clrec.queues import SOURCES, follower
 from fastcl.recsys.models.clrec.tasks import Later, later, pick, u2u
@@ -66,7 +66,8 @@ class CLRec(Model):
     Transformer ("sasrec"). With "pooling" each click adds the embedding of its time bucket and of its position, the
     earliest click at zero. The bucket is that of the time up to the history's newest click, which tells nothing about
     the target. Negatives are the batch's other positives and a queue of earlier ones, so that items are negatives as
-    often as they are clicked. Without a log q correction the optimum is preference divided by exposure.
+    often as they are clicked. Without a log q correction the optimum is click probability divided by share of the
+    clicks; `log_q` corrects for a part of it.
 
     Args:
         items: the item table with its features.
@@ -225,7 +226,8 @@ class CLRec(Model):
             with torch.no_grad():
                 after = self._served(self.item_follower, self.user_follower, *batch.later[:3])
         if self.queue is not None:
-            self.queue.push(self.source.entry(positives, batch.target), ids=batch.target)
+            log_q = correction(self.log_share, batch.target, self.config)
+            self.queue.push(self.source.entry(positives, batch.target), ids=batch.target, log_q=log_q)
         if self.later_queue is not None and batch.later is not None:
             self.later_queue.push(after, ids=batch.later.row)
 

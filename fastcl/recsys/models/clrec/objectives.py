@@ -41,7 +41,9 @@ DUPLICATES: dict[str, Callable[[Tensor], Tensor | None]] = {
 
 
 def contrastive(pairs: Pairs, config: CLRecConfig) -> Tensor:
-    """Eq. 3 without log q. The negatives are the newest clicks, so that items occur as often as they are clicked."""
+    """Eq. 3, and with `log_q` a part of Eq. 2's correction. The negatives are the newest clicks, so that items occur as
+    often as they are clicked.
+    """
     ids = DUPLICATES[config.duplicates](pairs.target)
     if ids is None:
         # A window's own clicks are no sample of what was shown to all users. Negative ids equal no item's number.
@@ -56,7 +58,14 @@ def contrastive(pairs: Pairs, config: CLRecConfig) -> Tensor:
         queue=pairs.queued,
         ids=ids,
         negative_ids=torch.cat([ids[column], pairs.drawn]),
+        log_q=correction(pairs.log_share, pairs.target, config),
+        negative_log_q=correction(pairs.log_share, torch.cat([pairs.target[column], pairs.drawn]), config),
     )
+
+
+def correction(log_share: Tensor, item: Tensor, config: CLRecConfig) -> Tensor | None:
+    """[n], what is subtracted from the scores of items [n] as positives or negatives; None for nothing."""
+    return config.log_q * log_share[item - 1] if config.log_q else None
 
 
 def in_batch(n: int, config: CLRecConfig, device: torch.device) -> Tensor:
