@@ -1,12 +1,11 @@
 """The machine code of the CUDA kernels, compiled and read without a GPU: nothing spills, and enough blocks fit.
 
-Two of the four elements for one compute capability; `make check` reads the others.
+Compiling an element takes nvcc 10 seconds, so that `make check` reads them; run it after a change of csrc/cuda.
 How the kernels compute is tested in the emulator; benchmarks/sass_report.py tells what their loops cost.
 """
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,50 +20,31 @@ PLANNED_BLOCKS = {
     for which, blocks in walks.items()
 }
 ELEMENTS = {name.split()[1] for name in PLANNED_BLOCKS}
-# One of 16 bits, and the one that takes three products a logit; compiling each takes nvcc 10 seconds.
-FIRST = ("bfloat16", "float32")
 SOURCES = sass_report.ROOT / "csrc" / "cuda"
 OTHERS = {"pack_rows", "finish_forward", "finish_backward<float>", "chunk_forward", "chunk_backward", "forward_double"}
-
-
-def check(arch: str, folder: Path, elements: Sequence[str], others: set[str]) -> None:
-    """The walks of these elements, and kernels of these names besides."""
-    reason = sass_report.missing() or (None if shutil.which("c++filt") else "c++filt was not found")
-    if reason is not None:
-        pytest.skip(reason)
-    files = [*(f"walk_{element}.cu" for element in elements), *(["launch.cu"] if others else [])]
-    rows = {row["kernel"]: row for file in files for row in sass_report.report(arch, folder, file)}
-    walks = {name: blocks for name, blocks in PLANNED_BLOCKS.items() if name.split()[1] in elements}
-    assert {name for name in rows if name.startswith("walk ")} == walks.keys()
-    assert rows.keys() >= others
-    # Kernels that are no walk wait for memory, and only many warps hide the wait.
-    planned = dict.fromkeys(rows, 4) | walks
-    spilled = {name: row for name, row in rows.items() if row["local bytes"] or row["local accesses"]}
-    assert spilled == {}
-    assert {name: row["registers"] for name, row in rows.items() if row["blocks"] < planned[name]} == {}
-    # The loops consist of tensor core instructions, so finding some shows that the code was read.
-    assert all(row["mix"]["HMMA"] >= 32 for name, row in rows.items() if name in walks)
 
 
 def test_every_element_has_a_file() -> None:
     assert {f"walk_{element}.cu" for element in ELEMENTS} == {path.name for path in SOURCES.glob("walk_*.cu")}
 
 
-@pytest.mark.parametrize("element", FIRST)
-def test_nothing_spills_and_blocks_fit(element: str, tmp_path: Path) -> None:
-    check("90", tmp_path, [element], OTHERS if element == FIRST[0] else set())
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("element", sorted(ELEMENTS - set(FIRST)))
-def test_nothing_spills_with_the_other_elements(element: str, tmp_path: Path) -> None:
-    check("90", tmp_path, [element], set())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["80", "100"])
-def test_nothing_spills_on_others(arch: str, tmp_path: Path) -> None:
-    check(arch, tmp_path, sorted(ELEMENTS), OTHERS)
+@pytest.mark.parametrize("arch", ["80", "90", "100"])
+def test_nothing_spills_and_blocks_fit(arch: str, tmp_path: Path) -> None:
+    reason = sass_report.missing() or (None if shutil.which("c++filt") else "c++filt was not found")
+    if reason is not None:
+        pytest.skip(reason)
+    files = [*(f"walk_{element}.cu" for element in sorted(ELEMENTS)), "launch.cu"]
+    rows = {row["kernel"]: row for file in files for row in sass_report.report(arch, tmp_path, file)}
+    assert {name for name in rows if name.startswith("walk ")} == PLANNED_BLOCKS.keys()
+    assert rows.keys() >= OTHERS
+    # Kernels that are no walk wait for memory, and only many warps hide the wait.
+    planned = dict.fromkeys(rows, 4) | PLANNED_BLOCKS
+    spilled = {name: row for name, row in rows.items() if row["local bytes"] or row["local accesses"]}
+    assert spilled == {}
+    assert {name: row["registers"] for name, row in rows.items() if row["blocks"] < planned[name]} == {}
+    # The loops consist of tensor core instructions, so finding some shows that the code was read.
+    assert all(row["mix"]["HMMA"] >= 32 for name, row in rows.items() if name in PLANNED_BLOCKS)
 
 
 LOOP = [

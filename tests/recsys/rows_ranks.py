@@ -1,10 +1,9 @@
 """What several processes train with their tables cut by rows, for test_row_shares.py to compare with one process; all
-in float64: torchrun ... rows_ranks.py FOLDER. Each process writes what it has to FOLDER/rank.pt.
+in float64. Each process writes what it has to FOLDER/rank.pt.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +98,3 @@ def main(folder: Path) -> None:
             except ValueError as error:
                 results["refused"] = str(error)
         torch.save(results, folder / f"{rank}.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from forks import run_together
 from tiny_runs import stopped_after
 
 import fastcl.recsys.models as models
@@ -20,6 +23,7 @@ from fastcl.recsys.baselines.nextitem import NextItem
 from fastcl.recsys.models import LATER, MODELS
 from fastcl.recsys.models.base import Model, UserModel, make
 from fastcl.recsys.models.batching import newest, pack
+from fastcl.recsys.training import processes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -201,9 +205,7 @@ TOGETHER |= {"cl4srec": {"dropout": 0.0}, "s3rec": {"dropout": 0.0}, "acvae": {}
 # One whose loss is exact and one that draws views; the other models, which share their code, in `make check`.
 @pytest.mark.parametrize("names", [("gru4rec", "cl4srec"), pytest.param(tuple(TOGETHER), marks=pytest.mark.slow)])
 def test_two_processes_train_as_one(names: tuple[str, ...], tmp_path: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run([*launcher, __file__, str(tmp_path), *names], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    run_together(2, tmp_path / "store", partial(_train, tmp_path, names))
     data = split(users=37)
     for name in names:
         options = TOGETHER[name]
@@ -215,16 +217,9 @@ def test_two_processes_train_as_one(names: tuple[str, ...], tmp_path: Path) -> N
             assert ours == pytest.approx(theirs, abs=1e-5) if exact else ours == pytest.approx(theirs, rel=0.2), name
 
 
-def _train(out: Path, names: list[str]) -> None:
-    from fastcl.recsys.training import processes
-
+def _train(out: Path, names: Sequence[str]) -> None:
     data = split(users=37)
-    with processes.threads(1), processes.processes("cpu"):
-        for name in names:
-            lines = fit(small(name, data, **TOGETHER[name]), data, epochs=2, progress=False)
-            if processes.rank() == 0:
-                torch.save([line["loss"] for line in lines], out / f"{name}.pt")
-
-
-if __name__ == "__main__":
-    _train(Path(sys.argv[1]), sys.argv[2:])
+    for name in names:
+        lines = fit(small(name, data, **TOGETHER[name]), data, epochs=2, progress=False)
+        if processes.rank() == 0:
+            torch.save([line["loss"] for line in lines], out / f"{name}.pt")

@@ -46,12 +46,12 @@ def test_gelu_compiles_no_kernel_for_each_length() -> None:
     assert GELU()(x).is_contiguous()
 
 
-@pytest.mark.parametrize("shape", [(1_000, 37), (7,), (3, 5, 11)])
+@pytest.mark.parametrize("shape", [(300, 37), (7,), (3, 5, 11)])
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_dropout_keeps_the_share_and_the_mean(shape: tuple[int, ...], rate: float) -> None:
     torch.manual_seed(0)
     x = torch.randn(shape, requires_grad=True)
-    seen, counted = torch.zeros(shape), 200 if len(shape) == 2 else 5_000
+    seen, counted = torch.zeros(shape), 200 if len(shape) == 2 else 2_000
     for _ in range(counted):
         y = Dropout(rate)(x)
         (slope,) = torch.autograd.grad(y.sum(), x)
@@ -62,7 +62,7 @@ def test_dropout_keeps_the_share_and_the_mean(shape: tuple[int, ...], rate: floa
     share = round((1 - rate) * 2**16) / 2**16
     torch.testing.assert_close(scale, torch.tensor(1 / share))
     error = (share * (1 - share) / counted) ** 0.5
-    assert abs(seen / counted - share).max() < 6 * error  # each element, of up to 37,000
+    assert abs(seen / counted - share).max() < 6 * error  # each element, of up to 11,100
     assert abs(float(seen.mean() / counted) - share) < 6 * error / x.numel() ** 0.5
     neighbours = (seen[..., 1:] - counted * share) * (seen[..., :-1] - counted * share)  # counts, nearly normal
     assert abs(float(neighbours.mean())) < 6 * counted * share * (1 - share) / neighbours.numel() ** 0.5

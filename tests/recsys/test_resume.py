@@ -140,15 +140,15 @@ class Stop(BaseException):
     ("model_class", "more"),
     [
         (SASRec, {}),
-        (CLRec, {}),
-        (CLRec, {"encoder": "sasrec", "batch": 15}),
+        pytest.param(CLRec, {}, marks=pytest.mark.slow),
+        pytest.param(CLRec, {"encoder": "sasrec", "batch": 15}, marks=pytest.mark.slow),
         (CLRec, {"negatives_from": "vectors", "momentum": 0.9, "tasks": ("u2i", "u2u")}),
-        (CLRec, {"objective": "ipw", "propensity": "learned"}),
-        (CLRec, {"objective": "negative_sampling", "samples": 3}),
-        (MultiCLRec, {}),
-        (MultiCLRec, {"negatives_from": "vectors"}),
-        (BERT4Rec, {}),
-        (ContrastVAE, {}),
+        pytest.param(CLRec, {"objective": "ipw", "propensity": "learned"}, marks=pytest.mark.slow),
+        pytest.param(CLRec, {"objective": "negative_sampling", "samples": 3}, marks=pytest.mark.slow),
+        pytest.param(MultiCLRec, {}, marks=pytest.mark.slow),
+        pytest.param(MultiCLRec, {"negatives_from": "vectors"}, marks=pytest.mark.slow),
+        pytest.param(BERT4Rec, {}, marks=pytest.mark.slow),
+        pytest.param(ContrastVAE, {}, marks=pytest.mark.slow),
     ],
 )
 def test_stopped_before_any_of_its_writes(

@@ -16,8 +16,7 @@ import pytest
 import rows_ranks
 import saves_ranks
 import torch
-from forks import ended
-from saves_ranks import first_end_kills, run_together, started
+from forks import ended, first_end_kills, run_together, started
 from torch import Tensor
 
 from fastcl.recsys import load, resume

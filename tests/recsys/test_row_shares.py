@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 import rows_ranks
 import torch
+from forks import run_together
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -23,10 +22,7 @@ def alone() -> dict[str, Any]:
 @pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder, count = tmp_path_factory.mktemp("ranks"), request.param
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    script = Path(__file__).with_name("rows_ranks.py")
-    done = subprocess.run([*launcher, str(script), str(folder)], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+    run_together(count, folder / "store", partial(rows_ranks.main, folder))
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(count)]
 
 

@@ -26,6 +26,7 @@ from fastcl.recsys import (
     recommend_users,
     similar,
 )
+from fastcl.recsys.models import LATER
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 THREADS = 32
@@ -59,7 +60,13 @@ WITHIN: dict[str, Callable[[Model], Any]] = {"alone": nullcontext, "frozen": fro
 
 
 @pytest.mark.parametrize(
-    ("name", "within"), [*((name, "alone") for name in LEARNED), ("clrec", "frozen"), ("lightgcn", "frozen")]
+    ("name", "within"),
+    [
+        *((name, "alone") for name in LEARNED if name not in LATER),
+        *(pytest.param(name, "alone", marks=pytest.mark.slow) for name in LEARNED if name in LATER),
+        ("clrec", "frozen"),
+        ("lightgcn", "frozen"),
+    ],
 )
 def test_32_threads_get_equal_lists(name: str, within: str) -> None:
     """A model in training mode, so that one that left eval mode under another thread would drop out."""
