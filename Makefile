@@ -29,7 +29,7 @@ docs: .venv/fastcl-docs
 test: style
 	@$(MAKE) --no-print-directory --jobs=2 types suite
 
-check: style .venv/fastcl-compat .venv/fastcl-onnx
+check: style $(patsubst %,.venv/fastcl-%,compat onnx tensorboard mlflow wandb)
 	@$(MAKE) --no-print-directory --jobs=2 types suite-check
 
 # The wheels of all platforms, built on this one, twice to compare the bytes, and checked: into dist/.

@@ -15,8 +15,9 @@ import torch
 from fastcl.recsys import Histories, Interactions, Items, SASRec, save
 from fastcl.recsys.cli import main
 from fastcl.recsys.data import Split
-from fastcl.recsys.evaluation.comparison import Comparison, compare, paired_test
+from fastcl.recsys.evaluation.comparison import Comparison, compare
 from fastcl.recsys.evaluation.measures import COUNTS
+from fastcl.recsys.evaluation.paired import paired_test, swap_test
 from fastcl.recsys.evaluation.ranking import evaluate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -30,6 +31,16 @@ class Fixed:
 
     def scores(self, histories: Histories) -> torch.Tensor:
         return self.row.repeat(len(histories), 1)
+
+
+class Rows:
+    """Scores for each user, whose histories come all at once."""
+
+    def __init__(self, scores: torch.Tensor) -> None:
+        self.table = scores
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        return self.table
 
 
 @pytest.fixture
@@ -164,6 +175,10 @@ def test_compare_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     for word in ("hr@10", "±", "paired randomisation test", "floor: popularity"):
         assert word in text
+    assert call("compare", *runs, "--metrics", "ndcg,gini") == 0
+    tested = capsys.readouterr().out.split("p (Holm)")[1]
+    assert "gini@10" in tested
+    assert "-" in tested.split()  # in place of an interval
 
 
 def test_runs_that_do_not_belong_together_are_refused(
@@ -221,7 +236,7 @@ def test_evaluate_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_every_pair_metric_and_cut_off_is_tested_and_corrected(split: Split) -> None:
     """Whatever the order of the names."""
     models = {"one": [Fixed(40, 1)], "two": [Fixed(40, 2), Fixed(40, 3)], "three": [Fixed(40, 4)]}
-    metrics = ("recall", "mrr", "auc", "diversity")
+    metrics = ("recall", "mrr", "auc")
     found = compare(models, split.test, k=(3, 9), metrics=metrics)
     named = {(frozenset((t["name"], t["against"])), t["metric"]): t for t in found.tests}
     expected = {(frozenset(pair), m) for pair in combinations(models, 2) for m in ("recall@3", "recall@9", "auc")}
@@ -240,4 +255,53 @@ def test_every_pair_metric_and_cut_off_is_tested_and_corrected(split: Split) -> 
         other = named[frozenset((test["name"], test["against"])), test["metric"]]
         assert (test["p"], test["p holm"]) == (other["p"], other["p holm"])
         assert test["difference"] == pytest.approx(-other["difference"])
-    assert compare(models, split.test, metrics=("diversity", "gini")).tests == []
+
+
+OF_ALL_LISTS = ("diversity", "coverage", "popularity", "gini", "novelty", "distance")
+
+
+def test_metrics_of_all_lists_are_tested_by_users_who_swap_theirs(split: Split) -> None:
+    """Against all ways to swap, with the figures of `evaluate` for models that are mixed by hand."""
+    cases = split.test.take(np.arange(6))
+    vectors = torch.from_numpy(np.random.default_rng(5).normal(size=(41, 3)))
+    rng = np.random.default_rng(6)
+    favours = torch.tensor([0.0] * 35 + [1.5] * 6)  # of model "one": its lists are more alike
+
+    def rows(extra: torch.Tensor | float = 0.0) -> torch.Tensor:
+        return torch.from_numpy(rng.normal(size=(6, 41))).float() + extra
+
+    of = {"one": [rows(favours), rows(favours)], "two": [rows()]}
+
+    def values(scores: torch.Tensor) -> dict[str, float]:
+        return evaluate(Rows(scores), cases, k=(3,), metrics=OF_ALL_LISTS, vectors=vectors)
+
+    differences = []
+    for swaps in product((False, True), repeat=6):
+        swapped = torch.tensor(swaps)[:, None]
+        (two,) = of["two"]
+        mixed = [(values(torch.where(swapped, one, two)), values(torch.where(swapped, two, one))) for one in of["one"]]
+        differences.append({f"{m}@3": np.mean([a[f"{m}@3"] - b[f"{m}@3"] for a, b in mixed]) for m in OF_ALL_LISTS})
+    models = {name: [Rows(scores) for scores in each] for name, each in of.items()}
+    found = compare(models, cases, k=(3,), metrics=OF_ALL_LISTS, vectors=vectors)
+    assert [test["metric"] for test in found.tests] == [f"{name}@3" for name in OF_ALL_LISTS]
+    for test in found.tests:
+        drawn = np.array([each[test["metric"]] for each in differences])
+        assert test["difference"] == pytest.approx(drawn[0])
+        assert test["p"] == np.mean(np.abs(drawn) >= abs(drawn[0]) - 1e-12)
+        assert "low" not in test
+        assert found.best(test["metric"]) is None  # the highest Gini index is not the best
+    assert len({test["p"] for test in found.tests}) > 1
+    assert "--" in found.to_latex()
+
+
+def test_swaps_that_are_drawn_agree_with_the_test_of_means() -> None:
+    a, b = np.random.default_rng(7).random((2, 40))
+    found = swap_test(lambda swapped: {"mean": np.where(swapped, b - a, a - b).mean()}, users=40, draws=2000)["mean"]
+    whole = paired_test(a, b)
+    assert found["difference"] == pytest.approx(whole["difference"])
+    assert found["p"] == pytest.approx(whole["p"], abs=4 * np.sqrt(whole["p"] * (1 - whole["p"]) * (1 / 2000 + 1e-4)))
+
+
+def test_metrics_that_nobody_asked_for_are_not_tested(split: Split) -> None:
+    found = compare({"one": [Fixed(40, 1)], "two": [Fixed(40, 2)]}, split.test)
+    assert [test["metric"] for test in found.tests] == ["recall@10", "ndcg@10"]

@@ -7,8 +7,9 @@ from typing import Any
 
 from fastcl.recsys.cli.evaluate import add_metric_options, asked_metrics, vectors_for
 from fastcl.recsys.cli.runs import add_run_options, groups_of, inputs_of, open_runs, run_folders, tell
-from fastcl.recsys.evaluation.comparison import Comparison, compare, stars
+from fastcl.recsys.evaluation.comparison import Comparison, compare
 from fastcl.recsys.evaluation.measures import COUNTS
+from fastcl.recsys.evaluation.paired import stars
 from fastcl.recsys.evaluation.ranking import evaluate
 from fastcl.recsys.reporting import tables
 from fastcl.recsys.training.threads import add_threads
@@ -41,7 +42,8 @@ def run(args: argparse.Namespace) -> None:
     runs, split, seen, notes = open_runs(folders, args)
     vectors = vectors_for(metrics, split)
     tell(notes)
-    options: dict[str, Any] = {"k": k, "seen": seen, "protocol": protocol, "metrics": metrics, "vectors": vectors}
+    options: dict[str, Any] = {"k": k, "seen": seen, "protocol": protocol, "vectors": vectors}
+    options["metrics"] = metrics if args.metrics else None  # those that nobody asked for are shown and not all tested
     groups = groups_of(runs)
     found = compare({name: [run.model for run in members] for name, members in groups.items()}, split.test, **options)
     # The popularity index and the tests are about the runs alone, so floors are added after them.
@@ -67,14 +69,16 @@ def _text(found: Comparison) -> str:
     if found.tests:
         tests = [
             [test["name"], test["against"], test["metric"], f"{test['difference']:+.4f}",
-             f"{test['low']:+.4f} to {test['high']:+.4f}", f"{test['p']:.4f}", _with_stars(test["p holm"])]
+             f"{test['low']:+.4f} to {test['high']:+.4f}" if "low" in test else "-",
+             f"{test['p']:.4f}", _with_stars(test["p holm"])]
             for test in found.tests
         ]  # fmt: skip
         parts.append(tables.table(["", "against", "metric", "difference", "95%", "p", "p (Holm)"], tests))
         count = f"{len(tests)} test{'s' if len(tests) > 1 else ''}"
         told = f"p: paired randomisation test over users, two-sided; p (Holm): corrected for all {count} above"
         levels = "* below 0.05, ** below 0.01, *** below 0.001"
-        parts.append(f"{told}; {levels}, at the best value by its largest p against the others")
+        whole = "" if all("low" in test for test in found.tests) else "; -: no interval, a figure of all lists together"
+        parts.append(f"{told}; {levels}, at the best value by its largest p against the others{whole}")
     return "\n\n".join(parts)
 
 

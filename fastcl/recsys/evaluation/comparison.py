@@ -1,4 +1,4 @@
-"""Models side by side: mean and spread over seeds, the relative popularity index, and a paired test over users.
+"""Models side by side: mean and spread over seeds, the relative popularity index, and paired tests over users.
 
 Callers pass loaded models; the command line reads runs and data. The metrics are those of `ranking.evaluate`.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -15,21 +16,19 @@ import numpy as np
 import torch
 
 from fastcl.recsys import latex
-from fastcl.recsys.data import Cases, Scorer
-from fastcl.recsys.evaluation.cutoffs import Cutoffs, Metrics, cutoffs_in
-from fastcl.recsys.evaluation.measures import COUNTS, measure, users_gains
+from fastcl.recsys.data import PAD, Cases, Scorer
+from fastcl.recsys.evaluation.cutoffs import Cutoffs, Metrics, cutoffs_in, parted
+from fastcl.recsys.evaluation.distance import MeanDistance
+from fastcl.recsys.evaluation.measures import COUNTS, DISTANCE, OF_LISTS, OF_RANKS, WITHOUT_K, measure, users_gains
+from fastcl.recsys.evaluation.paired import holm, paired_test, stars, swap_test
 from fastcl.recsys.evaluation.ranking import MEMORY, metric_names, rank_cases, wanted_vectors
 from fastcl.recsys.showing import number
-
-DRAWS = 9999
-EXACT = 13  # the most users with a difference for whom all 2^n signs are tried
-STARS = (0.001, 0.01, 0.05)  # a star for each that a corrected p is below
 
 
 class Comparison(NamedTuple):
     """rows: one dict per name: "name", "runs", each metric's mean over the runs and, as "METRIC sd", the standard
     deviation over the runs (n - 1 in the denominator; absent for a single run).
-    tests: one dict per pair of names, per metric that each user has, and per cut-off.
+    tests: one dict per pair of names, per metric that is tested, and per cut-off.
     """
 
     rows: list[dict[str, Any]]
@@ -45,9 +44,9 @@ class Comparison(NamedTuple):
         return text.getvalue()
 
     def to_latex(self) -> str:
-        """Two tables. The first has a row for each name with means ± standard deviations; the best value of a tested
-        metric is bold, with the stars of `best`. The second has a row for each test: the difference, its 95% interval
-        and its corrected p with stars (* below 0.05, ** below 0.01, *** below 0.001).
+        """Two tables. The first has a row for each name with means ± standard deviations; the best value of a metric
+        that has one is bold, with the stars of `best`. The second has a row for each test: the difference, its 95%
+        interval where there is one, and its corrected p with stars (* below 0.05, ** below 0.01, *** below 0.001).
         """
         columns = [c for c in self.rows[0] if c not in ("name", "runs", *COUNTS) and not c.endswith(" sd")]
         best = {column: self.best(column) for column in columns}
@@ -59,7 +58,8 @@ class Comparison(NamedTuple):
         if self.tests:
             lines = [
                 [*map(latex.escaped, (test["name"], test["against"], test["metric"])), f"${test['difference']:+.4f}$",
-                 f"${test['low']:+.4f}$ to ${test['high']:+.4f}$", f"{test['p holm']:.4f}{stars(test['p holm'])}"]
+                 f"${test['low']:+.4f}$ to ${test['high']:+.4f}$" if "low" in test else "--",
+                 f"{test['p holm']:.4f}{stars(test['p holm'])}"]
                 for test in self.tests
             ]  # fmt: skip
             head = ["", "against", "metric", "difference", r"95\%", "$p$ (Holm)"]
@@ -69,10 +69,11 @@ class Comparison(NamedTuple):
 
     def best(self, metric: str) -> tuple[str, str] | None:
         """The name with the highest value of a tested metric, and stars by the largest of its corrected p-values
-        against all other names; None for a metric that is not tested.
+        against all other names; None for a metric that is not tested and for one of all lists together, whose highest
+        value is not the best.
         """
         tests = [test for test in self.tests if test["metric"] == metric]
-        if not tests:
+        if not tests or parted(metric)[0] not in (*OF_RANKS, *WITHOUT_K):
             return None
         name = max(self.rows, key=lambda row: row[metric])["name"]
         others = [test["p holm"] for test in tests if name in (test["name"], test["against"])]
@@ -100,11 +101,13 @@ def compare(
     item, divided by the largest such mean among the rows (CLRec, Zhou et al. 2021, appendix). The row that recommends
     the most popular items has 1.
 
-    Each pair of names is tested by `paired_test` at every cut-off in recall, hr, ndcg, mrr, map and auc, the metrics
-    that each user has; the remaining metrics describe all lists together. A user's value is the mean over the runs of a
-    name. A test holds the "name", the name it is "against", the "metric", what `paired_test` returns ("difference" is
-    "name" minus "against"), and "p holm", which is p corrected for the number of all tests (Holm 1979): with
-    probability 0.95 no test has "p holm" below 0.05 by chance. The order of the names changes no p-value.
+    Each pair of names is tested at every cut-off in recall, hr, ndcg, mrr, map and auc, the metrics that each user has,
+    by `paired_test`; a user's value is the mean over the runs of a name. Where `metrics` names some that describe all
+    lists together (diversity, coverage, popularity, gini, novelty, distance), these are tested by `swap_test`, whose
+    users swap their whole lists; they have no interval. A test holds the "name", the name it is "against", the
+    "metric", what the test returns ("difference" is "name" minus "against"), and "p holm", which is p corrected for the
+    number of all tests (Holm 1979): with probability 0.95 no test has "p holm" below 0.05 by chance. The order of the
+    names changes no p-value.
 
     >>> from fastcl.recsys import CoOccurrence, Popularity, bundled
     >>> split = bundled("purchases").split()
@@ -119,13 +122,19 @@ def compare(
         raise ValueError("models: expected at least one scorer per name, got none")
     names = metric_names(metrics, k, protocol, vectors is not None)
     vectors, k = wanted_vectors(vectors, names), cutoffs_in(names) or k
+    of_lists = [n for n in names if metrics is not None and parted(n)[0] in (*OF_LISTS, DISTANCE)]
     rows, gains = [], {}
+    lists: dict[str, list[np.ndarray]] = {}
     for name, runs in models.items():
         results, of_users = [], []
+        lists[name] = []
         for scorer in runs:
+            parts: list[torch.Tensor] = []
             found = rank_cases(
-                scorer, cases, k=k, seen=seen, protocol=protocol, vectors=vectors, seed=seed, memory=memory
-            )
+                scorer, cases, k=k, seen=seen, protocol=protocol, vectors=vectors, seed=seed, memory=memory,
+                on_lists=parts.append if of_lists else None,
+            )  # fmt: skip
+            lists[name] += [torch.cat(parts).numpy()] if of_lists else []
             results.append(measure(found, names))
             of_users.append(users_gains(found, names))
         rows.append({"name": name, "runs": len(runs), **_over_runs(results)})
@@ -133,76 +142,52 @@ def compare(
     for name in names:
         if name.startswith("popularity@"):
             _add_index(rows, name)
-    tests: list[dict[str, Any]] = [
-        {"name": name, "against": other, "metric": metric, **paired_test(gains[name][metric], gains[other][metric])}
-        for other, name in combinations(gains, 2)
-        for metric in gains[name]
-    ]
+    tests: list[dict[str, Any]] = []
+    for other, name in combinations(gains, 2):
+        tested = {metric: paired_test(of, gains[other][metric]) for metric, of in gains[name].items()}
+        if of_lists:
+            tested |= swap_test(_swapping(lists[name], lists[other], of_lists, found.counts, vectors), len(cases))
+        tests += [{"name": name, "against": other, "metric": m, **tested[m]} for m in names if m in tested]
     corrected = holm([test["p"] for test in tests])
     return Comparison(rows, [{**test, "p holm": p} for test, p in zip(tests, corrected, strict=True)])
 
 
-def stars(p: float) -> str:
-    """A star for each of 0.05, 0.01 and 0.001 that p is below.
+def _swapping(
+    a: Sequence[np.ndarray],
+    b: Sequence[np.ndarray],
+    names: Sequence[str],
+    counts: np.ndarray,
+    vectors: torch.Tensor | None,
+) -> Callable[[np.ndarray], dict[str, float]]:
+    """What `swap_test` calls: the differences in `names`, metrics of all lists at a cut-off, between two models.
 
-    >>> stars(0.2), stars(0.049), stars(0.0009)
-    ('', '*', '***')
+    a, b: for each run of a model its lists, int64 [C, K]. The runs of both models are paired, each as often as any
+    other one of its model, and a difference is the mean over the pairs.
     """
-    return "*" * sum(p < level for level in STARS)
+    pairs = [(a[n % len(a)], b[n % len(b)]) for n in range(math.lcm(len(a), len(b)))]
+    wanted = [(name, *parted(name)) for name in names]
+    apart: dict[tuple[int, int | None], np.ndarray] = {}
+    if vectors is not None:
+        mean = MeanDistance(vectors, len(counts))
+        cuts = {k for _, metric, k in wanted if metric == DISTANCE}
+        apart = {(id(lists), k): mean.of(torch.from_numpy(lists[:, :k])).numpy() for lists in (*a, *b) for k in cuts}
 
+    def value(metric: str, k: int | None, swapped: np.ndarray, own: np.ndarray, others: np.ndarray) -> float:
+        if metric == DISTANCE:
+            found = np.where(swapped, apart[id(others), k], apart[id(own), k])
+            return float(np.nansum(found) / max(np.count_nonzero(~np.isnan(found)), 1))
+        mixed = np.where(swapped[:, None], others[:, :k], own[:, :k])
+        shown = np.bincount(mixed.ravel(), minlength=len(counts))
+        shown[PAD] = 0
+        return OF_LISTS[metric](shown, counts)
 
-def holm(p: Sequence[float]) -> list[float]:
-    """p-values corrected for their number by Holm's step-down rule (1979), in the same order.
+    def differences(swapped: np.ndarray) -> dict[str, float]:
+        return {
+            name: float(np.mean([value(metric, k, swapped, x, y) - value(metric, k, swapped, y, x) for x, y in pairs]))
+            for name, metric, k in wanted
+        }
 
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
-    """
-    corrected, highest = [0.0] * len(p), 0.0
-    for place, n in enumerate(sorted(range(len(p)), key=lambda n: p[n])):
-        highest = max(highest, min(1.0, (len(p) - place) * p[n]))
-        corrected[n] = highest
-    return corrected
-
-
-def paired_test(a: np.ndarray, b: np.ndarray, draws: int = DRAWS, seed: int = 0) -> dict[str, float]:
-    """Fisher's paired randomisation test, two-sided, of the mean of a - b over users; a, b: float [U].
-
-    Under the null hypothesis a user's two values are exchangeable, so the difference may have either sign. Where at
-    most 13 users differ, p is exact: the share of all patterns of signs whose mean is at least as far from 0 as the
-    observed one. Else each draw gives every difference a random sign, and p = (1 + #draws with such a mean) /
-    (1 + draws).
-
-    Returns "difference", "p", and "low" and "high", the 95% interval of the difference by the normal approximation.
-
-    >>> found = paired_test(np.array([1.0, 0.5, 1.0, 0.7]), np.array([0.5, 0.5, 0.5, 0.1]), draws=999)
-    >>> round(found["difference"], 2), found["p"] > 0.05  # four users decide nothing
-    (0.4, True)
-    """
-    if a.shape != b.shape or a.ndim != 1 or not len(a):
-        raise ValueError(f"a, b: expected two equally long vectors of users, got {list(a.shape)} and {list(b.shape)}")
-    difference = a - b
-    observed = float(difference.mean())
-    moved = difference[difference != 0.0]  # a sign changes nothing at 0
-    if len(moved) <= EXACT:
-        signs = (np.arange(2 ** len(moved))[:, None] >> np.arange(len(moved))) & 1
-        p = float(_as_far(moved, signs).mean())
-    else:
-        rng = np.random.default_rng(seed)
-        as_far, block = 0, max(1, 2**22 // len(moved))
-        for start in range(0, draws, block):
-            signs = rng.integers(0, 2, (min(block, draws - start), len(moved)), dtype=np.int8)
-            as_far += int(_as_far(moved, signs).sum())
-        p = (1 + as_far) / (1 + draws)
-    error = float(difference.std(ddof=1) / np.sqrt(len(a))) if len(a) > 1 else float("inf")
-    return {"difference": observed, "p": p, "low": observed - 1.96 * error, "high": observed + 1.96 * error}
-
-
-def _as_far(moved: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """bool [n]: whether the sum of `moved`, with the signs of those turned that are 1 in a row of `signs`, is as far
-    from 0 as its sum without turns.
-    """
-    sums = moved.sum() - 2.0 * (signs @ moved)
-    return np.abs(sums) >= abs(moved.sum()) * (1 - 1e-12)
+    return differences
 
 
 def _latex_cell(row: Mapping[str, Any], column: str, best: tuple[str, str] | None) -> str:

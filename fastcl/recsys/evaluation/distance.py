@@ -51,12 +51,17 @@ class MeanDistance:
         self._total, self._count = 0.0, 0
 
     def add(self, items: torch.Tensor) -> None:
+        found = self.of(items)
+        self._total += float(found.nansum())
+        self._count += int((~found.isnan()).sum())
+
+    def of(self, items: torch.Tensor) -> torch.Tensor:
+        """float64 [B], the distance of each list; NaN for a list with fewer than two items."""
         n = (items != PAD).sum(1)
         whole = F.embedding_bag(items, self._unit, mode="sum").square().sum(1)
         # The sum of the cosines over ordered pairs of unit vectors is |sum of the vectors|^2 - sum of |vector|^2.
         similarity = (whole - self._square[items].sum(1)) / (n * (n - 1)).clamp(min=1)
-        self._total += float((1.0 - similarity)[n > 1].sum())
-        self._count += int((n > 1).sum())
+        return (1.0 - similarity).masked_fill(n < 2, torch.nan)
 
     @property
     def value(self) -> float:

@@ -123,6 +123,7 @@ def rank_cases(
     protocol: str = "full",
     vectors: torch.Tensor | None = None,
     inputs: Histories | None = None,
+    on_lists: Callable[[torch.Tensor], None] | None = None,
     seed: int = 0,
     chunk: int = 256,
     memory: int = MEMORY,
@@ -130,6 +131,8 @@ def rank_cases(
     """Ranks the targets of every case once, for any number of metrics; arguments, ties and errors as in `evaluate`.
 
     inputs: one history per case, which the scorer reads instead of the case's own; the own one still masks seen items.
+    on_lists: a function that gets the lists of the next cases, int64 [B, max(k)], best first, 0 for an empty place;
+        called for all cases in their order where the protocol is "full".
 
     >>> from fastcl.recsys.data import bundled
     >>> from fastcl.recsys import Popularity
@@ -192,6 +195,8 @@ def rank_cases(
                 rank[span] = _rank_above(scores, row, target, best_scores).cpu()
             candidates[rows] = (scores > -torch.inf).sum(1).cpu()
             items = best.cpu()
+            if on_lists is not None:
+                on_lists(items)
             for nth, length in enumerate(k):
                 shown[nth] += torch.bincount(items[:, :length].flatten(), minlength=len(counts))
                 if distances is not None:

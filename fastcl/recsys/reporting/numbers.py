@@ -12,9 +12,9 @@ import numpy as np
 
 from fastcl.recsys.data import Histories, Scorer, Split
 from fastcl.recsys.data.scoring import check_items, frozen
-from fastcl.recsys.evaluation.comparison import paired_test
 from fastcl.recsys.evaluation.groups import GROUPS, by_group
 from fastcl.recsys.evaluation.measures import measure, users_gains
+from fastcl.recsys.evaluation.paired import paired_test
 from fastcl.recsys.evaluation.ranking import rank_cases
 from fastcl.recsys.evaluation.robustness import robustness
 from fastcl.recsys.models import CLRec, Model, MultiCLRec
