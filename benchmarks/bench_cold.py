@@ -1,6 +1,6 @@
 """Items without clicks: recall of held-out items by a model that encodes features, against popularity and chance.
 
-    python -m benchmarks.bench_cold --data FOLDER
+    python -m benchmarks.bench_cold --data FOLDER [--set amazon/Toys_and_Games]
 
 FOLDER holds the Amazon data (amazon/Toys_and_Games with its attributes); the purchases are bundled. A tenth of the
 items is held out as a whole (`split("items")`); CLRec trains without their clicks, and `with_items` encodes them by
@@ -8,7 +8,8 @@ their features. Each test target is ranked among the held-out items alone, which
 all items. Beside the models stand chance (random scores) and the popularity of the features: the mean clicks of the
 trained items that share a feature value. "no ids": the ids of new items add nothing, instead of the mean of the ids of
 items that share a feature value. The recall of the validation cases, whose items are trained, shows what the
-training with ids left out (`id_dropout`) costs there. Writes results/cold.json.
+training with ids left out (`id_dropout`) costs there. Writes results/cold.json; rows of sets that --set leaves out
+stay as they are.
 """
 
 import argparse
@@ -28,7 +29,9 @@ from fastcl.recsys import CLRec, Histories, Interactions, Scorer, bundled, evalu
 from fastcl.recsys.models.carrying import Among, of_features
 
 TOYS, PURCHASES = "amazon/Toys_and_Games", "bundled:purchases"
+SETS = {PURCHASES: "keep", TOYS: "mask"}  # how items of the history are treated
 SHARES = (0.0, 0.5)
+EPOCHS = 5
 
 
 class Chance:
@@ -106,14 +109,16 @@ def measured(name: str, data: Interactions, epochs: int, seen: str) -> list[dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--set", choices=SETS, action="append")
     parser.add_argument("-o", "--out", type=Path, default=RESULTS / "cold.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rows = []
-    for name, seen in ((PURCHASES, "keep"), (TOYS, "mask")):
-        rows += measured(name, read(name, args.data), args.epochs, seen)
-        write_json(args.out, {"hardware": hardware(), "settings": {"epochs": args.epochs, "seed": 0}, "rows": rows})
+    wanted = args.set or list(SETS)
+    earlier = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
+    rows = [row for row in earlier if row["data"] not in wanted]
+    for name in wanted:
+        rows += measured(name, read(name, args.data), EPOCHS, SETS[name])
+        write_json(args.out, {"hardware": hardware(), "settings": {"epochs": EPOCHS, "seed": 0}, "rows": rows})
 
 
 if __name__ == "__main__":

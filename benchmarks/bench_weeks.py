@@ -6,7 +6,7 @@ FOLDER holds the Amazon data (amazon/Toys_and_Games). The log is cut at the begi
 that trained on all clicks before a cut is tested on the clicks of the week behind it (`fastcl.recsys.later`). Compared
 are: a training anew of all epochs at each cut; one epoch anew; one epoch that begins with the model of the cut before
 (a chain of such epochs behind one whole training); and the whole training of the first cut, left as it is. The cases of
-a week are the same for all of them. Writes results/weeks.json.
+a week are the same for all of them. Writes results/weeks.json after each week; "measured" counts those that it holds.
 """
 
 import argparse
@@ -124,7 +124,7 @@ def main() -> None:
         for name, (scorer, cpu) in found.items():
             rows.append({"week": nth + 1, "how": name, "cpu_s": cpu, **tested(scorer, behind, cases)})
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-        write_json(args.out, {"hardware": hardware(), "settings": settings, "rows": rows})
+        write_json(args.out, {"hardware": hardware(), "settings": {**settings, "measured": nth + 1}, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -84,7 +84,8 @@ class CLRecConfig:
     id_dropout: float = setting(
         0.0,
         """Share of the items of a batch that are encoded by their features alone, drawn anew for each batch: dropout
-        of whole ids. Needs features everywhere.""",
+        of whole ids. Needs features everywhere. It was meant for items without clicks; where it was measured, on the
+        bundled purchases, it found fewer of these and more of the items with clicks.""",
     )
     samples: int = setting(64, 'Items that objective "negative_sampling" draws for each pair.')
     propensity: str = setting(
