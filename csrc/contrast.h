@@ -130,6 +130,11 @@ struct Kernels {
   // out_i = u_i * x_i + v_i * y_i; y may be absent (null data).
   void (*row_combine)(const T* u, Matrix x, const T* v, Matrix y, int64_t features, int64_t begin, int64_t end,
                       MutableMatrix out);
+  // Of maxsim (best.inl.h).
+  int64_t (*best_scratch_elements)(int64_t rows, int64_t features);
+  void (*best_rows)(const Pass<T>&, const Part<T>&, T* scratch, T* best, Tag<T>* at);
+  void (*sum_rows)(Matrix, int64_t features, const int64_t* row, const T* weight, int64_t count, int64_t to,
+                   MutableMatrix out);
   // Over the ids [begin, end) of rows that an optimiser moves.
   void (*read_late_rows)(const LateRows<T>&, int64_t begin, int64_t end);
   void (*step_adam_rows)(const AdamRows<T>&, int64_t begin, int64_t end);

@@ -28,6 +28,7 @@ from fastcl.ops import contrast
 from fastcl.ops_pairwise import softplus_sum
 from fastcl.positives import log_in, log_out, supcon_in, supcon_out
 from fastcl.registry import LOSSES as _LOSSES
+from fastcl.tokens import maxsim
 
 # __init__.pyi writes out all public names for type checkers and editors.
 globals().update({name: loss.function for name, loss in _LOSSES.items()})
@@ -45,6 +46,7 @@ __all__ = [
     "log_in",
     "log_out",
     "matryoshka",
+    "maxsim",
     "mises_fisher_weights",
     "momentum_update",
     "over_rows",

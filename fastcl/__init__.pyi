@@ -47,6 +47,7 @@ from fastcl.soft import margin_mse as margin_mse
 from fastcl.soft import soft_cross_entropy as soft_cross_entropy
 from fastcl.softmax import linear_cross_entropy as linear_cross_entropy
 from fastcl.softmax import sampled_softmax as sampled_softmax
+from fastcl.tokens import maxsim as maxsim
 from fastcl.views import alignment as alignment
 from fastcl.views import directau as directau
 from fastcl.views import nt_xent as nt_xent
@@ -83,6 +84,7 @@ __all__ = [
     "log_out",
     "margin_mse",
     "matryoshka",
+    "maxsim",
     "mine",
     "mine_plus",
     "mises_fisher_weights",

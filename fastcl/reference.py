@@ -24,7 +24,7 @@ from fastcl.reference_batch import normalized as _normalize
 from fastcl.reference_batch import over_batch as _loss
 from fastcl.reference_batch import result_dtype as _result_dtype
 from fastcl.reference_batch import similarity_of as _similarity
-from fastcl.reference_pairwise import bpr, jensen_shannon, negative_sampling, siglip, softplus_sum, triplet
+from fastcl.reference_pairwise import bpr, jensen_shannon, maxsim, negative_sampling, siglip, softplus_sum, triplet
 from fastcl.reference_recommend import bsl, ccl, directau, gbce, psl, sce, sl_at_k, sogclr
 from fastcl.reference_soft import directional_infonce, distill_kl, margin_mse, multi_positive, soft_cross_entropy
 from fastcl.reference_views import alignment, linear_cross_entropy, nt_xent, supcon, uniformity
@@ -47,6 +47,7 @@ __all__ = [
     "jensen_shannon",
     "linear_cross_entropy",
     "margin_mse",
+    "maxsim",
     "mine",
     "mine_plus",
     "multi_positive",

@@ -1,4 +1,4 @@
-"""Textbook twins of ops_pairwise.py and pairwise.py, with every logit stored; part of `fastcl.reference`.
+"""Textbook twins of ops_pairwise.py, pairwise.py and tokens.py, with every logit stored; part of `fastcl.reference`.
 
 The rules of reference.py hold: it serves tests and benchmarks only, validates nothing, and uses no code of the package.
 """
@@ -35,6 +35,27 @@ def softplus_sum(
     if row_id is not None and col_id is not None:
         logits = logits.masked_fill(row_id[:, None] == col_id, -math.inf)
     return torch.logaddexp(logits, torch.zeros_like(logits)).sum(1).to(dtype)
+
+
+def maxsim(
+    query_tokens: Tensor,
+    document_tokens: Tensor,
+    lengths: Tensor | None = None,
+    query_lengths: Tensor | None = None,
+) -> Tensor:
+    """sum over t < T_i of max over u < U_j of <q_it, d_ju>; with no u at all the maximum is -inf."""
+    dtype = torch.float64 if torch.float64 in (query_tokens.dtype, document_tokens.dtype) else torch.float32
+    similarity = torch.einsum("itd,jud->ijtu", query_tokens.to(dtype), document_tokens.to(dtype))
+    if lengths is not None:
+        padding = torch.arange(similarity.shape[3], device=lengths.device) >= lengths[:, None]
+        similarity = similarity.masked_fill(padding[:, None], -math.inf)
+    if similarity.shape[3] == 0:
+        similarity = F.pad(similarity, (0, 1), value=-math.inf)
+    best = similarity.max(3).values
+    if query_lengths is not None:
+        padding = torch.arange(best.shape[2], device=query_lengths.device) >= query_lengths[:, None]
+        best = best.masked_fill(padding[:, None], 0.0)
+    return best.sum(2)
 
 
 def _pairs(query: Tensor, positive_key: Tensor, negative_keys: Tensor) -> tuple[Tensor, Tensor]:

@@ -152,6 +152,8 @@ assert_type(lse, Tensor)
 fastcl.contrast(x, x, x, expected=None)  # wrong
 assert_type(fastcl.softplus_sum(x, x, offset=x[0]), Tensor)
 fastcl.softplus_sum(x, x, x)  # wrong
+assert_type(fastcl.maxsim(x, x, ids, query_lengths=ids), Tensor)
+fastcl.maxsim(x, x, normalize=True)  # wrong
 fastcl.NegativeQueue(8, 2, torch.bfloat16).push(x, ids)
 fastcl.NegativeQueue(8)  # wrong
 assert_type(queue.push(x, ids), fastcl.Evicted)

@@ -29,6 +29,7 @@ namespace {
 #include "cpu/amx_tiles.inl.h"
 #include "cpu/amx.inl.h"
 #endif
+#include "cpu/best.inl.h"
 #include "cpu/reducer.inl.h"
 #include "cpu/pass.inl.h"
 // clang-format on

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastcl import both_ways, fallback, normalize, ops, ops_pairwise
+from fastcl import both_ways, fallback, normalize, ops, ops_pairwise, tokens
 
 pytestmark = pytest.mark.skipif(fallback.FORCED, reason="the compiled kernels alone read raw memory")
 N, M, D = 6, 5, 4
@@ -39,6 +39,9 @@ def _arguments(dtype: torch.dtype = torch.float32) -> dict[str, list]:
     unit, inverse = normalize._forward(q)
     ways = [q.to(wide), p.to(wide), row]
     _, _, *logits = both_ways._forward(*ways, 1.3)
+    words = [randn(N, 3, D, as_=dtype), randn(M, 5, D, as_=dtype)]
+    lengths = [torch.arange(N) % 4, torch.arange(M) + 1]
+    score, place = tokens.forward_op(*words, *lengths, True)
     return {
         "contrast_forward": forward,
         "contrast_backward": [randn(N), grad, *forward[:8], lse, *sums, 1.3, True, True, True, True, True],
@@ -48,6 +51,8 @@ def _arguments(dtype: torch.dtype = torch.float32) -> dict[str, list]:
         "normalize_backward": [randn(N, D), unit, inverse, q],
         "both_ways_forward": [*ways, 1.3],
         "both_ways_backward": [randn(2 * N), randn(2 * N), *ways, *logits, 1.3, True, True],
+        "maxsim_forward": [*words, *lengths, True],
+        "maxsim_backward": [randn(*score.shape), *words, place, True, True],
     }
 
 
@@ -60,6 +65,8 @@ RUN = {
     "normalize_backward": normalize._backward,
     "both_ways_forward": both_ways._forward,
     "both_ways_backward": both_ways._backward,
+    "maxsim_forward": tokens.forward_op,
+    "maxsim_backward": tokens.backward_op,
 }
 
 
@@ -92,11 +99,11 @@ WRONG = {
 }
 
 
-# A single scale is a 0-d tensor, and rows of any number and length are normalised.
+# A single scale is a 0-d tensor, rows of any number and length are normalised, and places are int32.
 SCALE = {"contrast_forward": 3, "contrast_backward": 5, "softplus_sum_forward": 2, "softplus_sum_backward": 3}
 RIGHT_AFTER_ALL = {(op, place, "no dimension") for op, place in SCALE.items()} | {
     ("normalize_forward", 0, kind) for kind in ("one row more", "one row less", "one feature less")
-}
+} | {("maxsim_backward", 3, "int32")}
 
 
 def _mutants(rng: random.Random, dtype: torch.dtype, op: str) -> tuple[str, list]:

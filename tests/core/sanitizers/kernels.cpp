@@ -271,6 +271,72 @@ const char* both_ways(const Isa& isa) {
   return nullptr;
 }
 
+// The best row for each column, and sums of rows: on packed panels, and on vectors that end where they end.
+template <class T>
+const char* best(const Isa& isa) {
+  const DType narrow[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+  const auto any_type = [&] { return sizeof(T) == 8 ? DType::kFloat64 : narrow[below(3)]; };
+  const int64_t n = 1 + below(90), m = 1 + below(90), d = 1 + below(below(3) == 0 ? 300 : 40);
+  const auto drawn = [&](int64_t rows) {
+    std::vector<double> x(rows * d);
+    for (double& value : x) value = normal();
+    return store(x, any_type());
+  };
+  const Stored xs = drawn(n), ys = drawn(m);
+  const Kernels<T>& k = kernels_of<T>(isa, xs.dtype, ys.dtype);
+  const int64_t panels = (m + k.panel_width - 1) / k.panel_width, begin = below(n + 1);
+  std::atomic<bool> wild{false};
+  Pass<T> pass{};
+  pass.features = d;
+  pass.row_data = xs.view();
+  pass.wild = &wild;
+  pass.columns.count = m;
+  pass.columns.data = ys.view();
+  auto packed = exact<T>(panels * k.panel_elements(d)), scratch = exact<T>(k.best_scratch_elements(n - begin, d));
+  auto top = exact<T>(panels * k.panel_width);
+  auto at = exact<Tag<T>>(panels * k.panel_width);
+  k.pack_panels(pass, 0, panels, packed.data());
+  pass.columns.panels = packed.data();
+  Part<T> part{};
+  part.row_begin = begin;
+  part.row_end = n;
+  part.panel_end = panels;
+  k.best_rows(pass, part, scratch.data(), top.data(), at.data());
+  if (wild) return "range of best rows";
+  const double tolerance = sizeof(T) == 4 ? 2e-5 : 1e-12;
+  for (int64_t j = 0; j < m; ++j) {
+    const auto dot = [&](int64_t i) {
+      double sum = 0;
+      for (int64_t f = 0; f < d; ++f) sum += xs.value[i * d + f] * ys.value[j * d + f];
+      return sum;
+    };
+    double truth = -std::numeric_limits<double>::infinity();
+    for (int64_t i = begin; i < n; ++i) truth = std::max(truth, dot(i));
+    if (begin == n) {
+      if (at[j] != -1 || top[j] != -std::numeric_limits<T>::infinity()) return "best of no rows";
+    } else if (!close(top[j], truth, tolerance * d) || !close(dot(begin + at[j]), truth, tolerance * d)) {
+      return "best row";
+    }
+  }
+
+  const int64_t count = below(60);
+  auto row = exact<int64_t>(count);
+  auto weight = exact<T>(count);
+  std::vector<double> truth(d, 0.0);
+  for (int64_t i = 0; i < count; ++i) {
+    row[i] = below(n);
+    weight[i] = static_cast<T>(normal());
+    for (int64_t f = 0; f < d; ++f) truth[f] += static_cast<double>(weight[i]) * xs.value[row[i] * d + f];
+  }
+  auto out = exact<T>(2 * d);
+  k.sum_rows(xs.view(), d, row.data(), weight.data(), count, 1,
+             {out.data(), sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32});
+  for (int64_t f = 0; f < d; ++f) {
+    if (!close(out[d + f], truth[f], tolerance * (1 + count))) return "sum of rows";
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -281,9 +347,10 @@ int main(int argc, char** argv) {
   while (std::chrono::steady_clock::now() < end) {
     for (const Isa* isa : usable_isas()) {
       const bool pairs = below(2);
-      const char* wrong[] = {problem<float>(*isa, pairs), problem<double>(*isa, pairs), both_ways<float>(*isa),
-                             both_ways<double>(*isa)};
-      tried += 4;
+      const char* wrong[] = {problem<float>(*isa, pairs), problem<double>(*isa, pairs),
+                             both_ways<float>(*isa),      both_ways<double>(*isa),
+                             best<float>(*isa),           best<double>(*isa)};
+      tried += 6;
       for (const char* what : wrong) {
         if (what == nullptr) continue;
         std::printf("wrong %s on %s after %lld problems\n", what, isa->name, static_cast<long long>(tried));
