@@ -46,7 +46,7 @@ class CChunk(Structure):
     _fields_ = (("begin", c_int64), ("count", c_int64), ("dots", c_void_p), ("weights", c_void_p), ("dtype", c_int32))
 
 
-def build(folder: Path, flags: Sequence[str] = ("-O2",)) -> Path:
+def build(folder: Path, flags: Sequence[str] = ("-O1",)) -> Path:
     """Compiles kernels and emulator into a library in `folder`; skips the test where there is no compiler."""
     compiler = compiler_or_skip()
     emulator = ROOT / "tests" / "cuda" / "cuda_emulator"

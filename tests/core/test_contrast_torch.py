@@ -58,7 +58,7 @@ def _value_and_gradients(function: Any, inputs: dict[str, Tensor], **rest: Any) 
     return [pos, lse, *grads]
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", [pytest.param("aot_eager", marks=pytest.mark.slow), "inductor"])
 def test_compile_fullgraph_with_dynamic_shapes(backend: str) -> None:
     torch._dynamo.reset()
     graphs = torch._dynamo.testing.CompileCounterWithBackend(backend)

@@ -28,7 +28,12 @@ print(round(fastcl.contrast(torch.eye(2), torch.eye(2))[1][0].item(), 4))
 
 @pytest.mark.parametrize(
     ("threads", "columns", "call"),
-    [(1, 4, "gradients"), (2, 600, "forward"), (2, 600, "gradients"), (1, 4, "result")],
+    [
+        pytest.param(1, 4, "gradients", marks=pytest.mark.slow),
+        pytest.param(2, 600, "forward", marks=pytest.mark.slow),
+        (2, 600, "gradients"),
+        (1, 4, "result"),
+    ],
 )
 def test_out_of_memory_on_any_thread_says_so(threads: int, columns: int, call: str) -> None:
     done = subprocess.run(

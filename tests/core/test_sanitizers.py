@@ -40,7 +40,7 @@ def run(build: str, seconds: int, seed: int, folder: Path) -> None:
 
 
 def test_clean_under_address_and_undefined_sanitizers(tmp_path: Path) -> None:
-    run("address,undefined, not optimised", seconds=6, seed=0, folder=tmp_path)
+    run("address,undefined, not optimised", seconds=3, seed=0, folder=tmp_path)
 
 
 @pytest.mark.slow

@@ -17,7 +17,13 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 # Slow in the emulator, and many times the same code for the host.
-LONGER = "test_losses_equal_the_textbook or test_values_and_gradients or test_any_storage_offset or test_softplus_sums"
+LONGER = " or ".join(
+    f"test_{name}"
+    for name in (
+        *("losses_equal_the_textbook", "values_and_gradients", "any_storage_offset", "softplus_sums"),
+        "a_small_problem_takes_at_most_four_launches",
+    )
+)
 
 
 @pytest.fixture(scope="module")

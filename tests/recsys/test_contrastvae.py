@@ -298,7 +298,7 @@ def memory(users: int = 50, length: int = 4) -> Split:
     return Split(table, names, train, cases, cases, np.bincount(train.item, minlength=COUNT * 3 + 1))
 
 
-@pytest.mark.parametrize("mode", ["AVAE", "VA", "DA"])
+@pytest.mark.parametrize("mode", ["AVAE", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("VA", "DA"))])
 def test_fifty_users_are_memorised(mode):
     split = memory()
     options = {"dim": 32, "batch": 16, "dropout": 0.1, "kl_weight": 0.001, "augment": MODES[mode], "lr": 5e-3}

@@ -76,7 +76,7 @@ def runs(tmp_path_factory):
     ("model_class", "options", "epochs"),
     [
         (SASRec, {"loss": "softmax", "batch": 10, "dropout": 0.0}, 60),
-        (SASRec, {"loss": "bce", "batch": 10, "dropout": 0.0}, 200),
+        pytest.param(SASRec, {"loss": "bce", "batch": 10, "dropout": 0.0}, 200, marks=pytest.mark.slow),
         (CLRec, {"negatives": 64}, 60),
         (CLRec, {"negatives": 64, "duplicates": "exclude"}, 60),
     ],
