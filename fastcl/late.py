@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastcl import fallback
+from fastcl import fallback, pages
 from fastcl.library import LIBRARY
 
 LIBRARY.define(
@@ -124,8 +124,9 @@ class LateAdam:
         if not 0 < ratio < 1:
             raise ValueError(f"betas: expected 0 < beta1 < beta2, got {betas.first} and {betas.second}")
         self.weight, self.betas, self.count, self.settled = weight, betas, 0, 0
-        self.first, self.second = torch.zeros_like(weight), torch.zeros_like(weight)
-        self.at = torch.zeros(len(weight), dtype=torch.int32, device=weight.device)
+        shape, device = tuple(weight.shape), weight.device
+        self.first, self.second = (pages.zeros(shape, weight.dtype, device) for _ in range(2))
+        self.at = pages.zeros(shape[:1], torch.int32, device)
         self.owed = torch.zeros(0, 2, dtype=torch.float64, device="cpu")
         # How far m / sqrt(v) and m / v have faded after so many steps. What is older moves less than 1e-9 of its first
         # move.
@@ -186,7 +187,7 @@ class RowAdagrad:
 
     def __init__(self, weight: Tensor, eps: float = 1e-8) -> None:
         self.weight, self.eps = weight, eps
-        self.sum = torch.zeros(len(weight), dtype=weight.dtype, device=weight.device)
+        self.sum = pages.zeros(tuple(weight.shape[:1]), weight.dtype, weight.device)
 
     @torch.no_grad()
     def read(self, ids: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ reads; what a run keeps of them, and what is refused."""
 from __future__ import annotations
 
 import json
+import mmap
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tiny_runs import stopped_after
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fastcl.late import LateAdam
 from fastcl.recsys import (
     MF,
     BERT4Rec,
@@ -34,7 +37,7 @@ from fastcl.recsys import (
 from fastcl.recsys.models import rowtable
 from fastcl.recsys.models.base import make
 from fastcl.recsys.models.rowtable import RowTable
-from fastcl.recsys.training import checkpoint, loop, state
+from fastcl.recsys.training import checkpoint, loop, rowshare, state
 from fastcl.recsys.training.rowadam import RowAdam
 from fastcl.recsys.training.state import Settings
 
@@ -112,9 +115,10 @@ def test_a_model_learns_by_rows_what_it_learns_with_whole_tables(kind: type[Mode
     assert (moved - table.weight).abs().max() > 0.02
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_a_loss_over_all_items_moves_all_rows(accumulate: int, split: Split) -> None:
-    dense, rows = (small(SASRec, split, table, loss="softmax", debias=0.5) for table in ("dense", "rows"))
+@pytest.mark.parametrize(("kind", "accumulate"), [(SASRec, 1), (SASRec, 3), (BERT4Rec, 1)])
+def test_a_loss_over_all_items_moves_all_rows(kind: type[Model], accumulate: int, split: Split) -> None:
+    options: dict[str, Any] = {"debias": 0.5} if kind is SASRec else {}
+    dense, rows = (small(kind, split, table, loss="softmax", **options) for table in ("dense", "rows"))
     # No step is late, so that eps may be large; then less of the rounding of a gradient near zero becomes a step.
     losses = [trained(model, split, eps=1e-6, accumulate=accumulate) for model in (dense, rows)]
     assert losses[0] == [pytest.approx(line, abs=1e-11) for line in losses[1]]
@@ -208,6 +212,7 @@ def test_auto_becomes_rows_where_items_are_many_and_no_step_needs_all(monkeypatc
         CLRec(items, dim=8, objective="full_softmax"),
         CLRec(items, dim=8, negatives_from="vectors", momentum=0.9),
         SASRec(items, dim=8),
+        SASRec(items, dim=8, loss="sce"),
         BERT4Rec(items, dim=8),
         CLRec(items, dim=8, table="dense"),
     ):
@@ -220,7 +225,7 @@ def test_auto_becomes_rows_where_items_are_many_and_no_step_needs_all(monkeypatc
     [
         (CLRec, {"objective": "ipw"}, "dense, for objective=ipw reads all items at each step, got rows"),
         (CLRec, {"negatives_from": "vectors", "momentum": 0.9}, "table: expected dense, for momentum reads all items"),
-        (BERT4Rec, {}, "table: expected dense, for loss=softmax reads all items"),
+        (SASRec, {"loss": "sce"}, "table: expected dense, for loss=sce reads all items"),
         (CLRec, {"table_rate": 0.0}, "table_rate: expected a finite number above 0, got 0.0"),
         (CLRec, {"table_rule": "sgd"}, "table_rule: expected one of adam, rowwise-adagrad, got 'sgd'"),
     ],
@@ -244,6 +249,29 @@ def test_rows_that_nobody_has_read_are_not_looked_up() -> None:
             with pytest.raises(ValueError, match=rf"reads: expected rows 0 to 4, got {ids[0]}"):
                 optimizer.read([(table, torch.tensor(ids))])
     assert torch.equal(table(torch.tensor([3])), table.weight[[3]])
+
+
+def asks_for_large_pages(tensor: Tensor) -> bool:
+    """Whether its memory is marked for them, whether or not the system has given any."""
+    marked, here = False, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if span := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            here = int(span[1], 16) <= tensor.data_ptr() < int(span[2], 16)
+        elif here and line.startswith("VmFlags:"):
+            marked = "hg" in line.split()
+    return marked
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no large pages")
+@pytest.mark.parametrize(("rows", "asks"), [(2**20, True), (100, False)])
+def test_large_tables_and_their_state_ask_for_large_pages(rows: int, asks: bool) -> None:
+    table = RowTable(rows, 2, std=0.1)
+    optimizer = RowAdam(table, 1e-2, (0.9, 0.98))
+    optimizer.share_out()
+    (rule,) = optimizer.rules.values()
+    assert isinstance(rule, LateAdam)
+    tensors = [table.weight, rowshare.own(table.weight), rule.first, rule.second, rule.at]
+    assert [asks_for_large_pages(tensor) for tensor in tensors] == [asks] * 5
 
 
 def test_padding_stays_where_it_is() -> None:

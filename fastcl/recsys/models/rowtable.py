@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastcl import pages
 from fastcl.recsys.options import above
 
 ROWS_FROM = 100_000  # items from which on a step is cheaper by rows
@@ -30,6 +31,12 @@ class Held(NamedTuple):
     rows: Tensor  # [U, D]
 
 
+def of_items(held: Held, items: int) -> Held:
+    """Those of the rows that are of the items 1..items: not of padding, which is row 0, nor of a token behind them."""
+    first, end = torch.searchsorted(held.ids, held.ids.new_tensor([1, items + 1])).tolist()
+    return Held(held.ids[first:end], held.rows[first:end])
+
+
 class RowTable(nn.Embedding):
     """weight [rows, dim], drawn from N(0, std^2). While a model trains, lookups find the rows that were fetched for the
     batch (`held`), and these have the gradient; at all other times they find `weight`. A loss over all rows has those
@@ -48,7 +55,9 @@ class RowTable(nn.Embedding):
     def __init__(
         self, rows: int, dim: int, std: float, rule: str = "adam", rate: float = 1.0, padding_idx: int | None = None
     ) -> None:
-        super().__init__(rows, dim, padding_idx=padding_idx, _weight=torch.randn(rows, dim) * std)
+        like = torch.empty(0)  # of the default dtype and device
+        weight = pages.zeros((rows, dim), like.dtype, like.device).normal_().mul_(std)
+        super().__init__(rows, dim, padding_idx=padding_idx, _weight=weight)
         self.weight.requires_grad_(False)
         self.rule, self.rate = rule, rate
 

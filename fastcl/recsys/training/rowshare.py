@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fastcl import pages
 from fastcl.recsys.training import processes
 
 
@@ -26,7 +27,8 @@ class Route(NamedTuple):
 
 def own(whole: Tensor) -> Tensor:
     """This process's rows of [rows, ...], a copy."""
-    return whole[processes.rank() :: processes.count()].clone()
+    rows = whole[processes.rank() :: processes.count()]
+    return pages.zeros(tuple(rows.shape), whole.dtype, whole.device).copy_(rows)
 
 
 def whole(own_rows: Tensor, rows: int) -> Tensor:
