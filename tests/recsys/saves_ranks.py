@@ -119,7 +119,8 @@ def train(out: Path, stop: int | None = None, again: bool = False) -> None:
         if again:
             resume(out, data, progress=False)
         else:
-            fit(small(data), data, epochs=2, lr=1e-2, save_every=0.0, out=out, progress=False)
+            record = {"data": {"path": "log.csv", "time": ""}}  # a test that reads it says where it is
+            fit(small(data), data, epochs=2, lr=1e-2, save_every=0.0, out=out, record=record, progress=False)
     except Stop:
         assert stop is not None
     state.save = save

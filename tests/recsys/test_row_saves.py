@@ -19,7 +19,7 @@ import torch
 from forks import ended, first_end_kills, run_together, started
 from torch import Tensor
 
-from fastcl.recsys import load, resume
+from fastcl.recsys import evaluate, load, resume
 from fastcl.recsys.cli import main
 from fastcl.recsys.cli.runs import inputs_of
 from fastcl.recsys.training import checkpoint, parts, tensorfile
@@ -213,6 +213,28 @@ def test_a_run_of_two_processes_is_a_run_like_any_other(
     part = parts.found_in(runs / "whole")[2]
     with pytest.raises(ValueError, match=r"expected another file than model-0-of-2-\w+\.safetensors of the run"):
         check_output("-o", part, inputs_of(runs / "whole"))
+
+
+def test_a_run_of_two_processes_is_measured_and_reported(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, log = rows_ranks.split(), tmp_path / "log.csv"
+    log.write_text("user,item\n" + "".join(f"{user},{item}\n" for user, item in rows_ranks.clicks()))
+    table = parts.read(runs / "whole" / "model.safetensors")[0]["item.weight"]
+    model = saves_ranks.small(data)
+    model.load_state_dict(parts.read(runs / "whole" / "model.safetensors")[0])
+    assert torch.equal(model.item_vectors(), table)
+    truth = evaluate(model, data.test, counts=data.counts)
+    assert main.main(["evaluate", str(runs / "whole"), "--data", str(log), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["results"]["sasrec"]
+    assert 0 < found["ndcg@10"] < 1
+    assert {name: found[name] for name in ("recall@10", "ndcg@10")} == {
+        name: pytest.approx(truth[name], rel=1e-6) for name in ("recall@10", "ndcg@10")
+    }
+    assert main.main(["report", str(runs / "whole"), "--data", str(log), "-o", str(tmp_path / "page")]) == 0
+    numbers = json.loads((tmp_path / "page" / "numbers.json").read_text())
+    assert numbers["results"]["whole"]["ndcg@10"] == pytest.approx(found["ndcg@10"], rel=1e-12)
+    assert [line["epoch"] for line in numbers["curves"]["whole"]] == [1, 2]
 
 
 def test_a_row_out_of_range_in_one_process_ends_all(tmp_path: Path) -> None:
