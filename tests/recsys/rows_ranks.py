@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastcl.recsys import CLRec, Interactions, SASRec, Split
+from fastcl.recsys import BERT4Rec, CLRec, Interactions, SASRec, Split
 from fastcl.recsys.models.rowtable import RowTable
 from fastcl.recsys.training import loop, processes, rowshare, state
 from fastcl.recsys.training.rowadam import RowAdam
@@ -20,18 +20,25 @@ from fastcl.recsys.training.state import Settings
 SMALL: dict[type, dict[str, Any]] = {
     CLRec: {"dim": 8, "max_len": 6, "batch": 26, "negatives": 30, "time_cuts": (), "dropout": 0.0},
     SASRec: {"dim": 8, "max_len": 6, "batch": 5, "loss": "popular", "samples": 30, "dropout": 0.0},
+    # Without attention dropout either; all clicks but the newest are seen, so that a process's draw of masks is all's.
+    BERT4Rec: {"dim": 8, "max_len": 6, "batch": 5, "dropout": 0.0, "attention_dropout": 0.0, "last_only": 1.0},
 }
 
 
-def split() -> Split:
+def clicks() -> list[tuple[str, str]]:
+    """User and item of each, oldest first."""
     rng = np.random.default_rng(0)
     share = 1 / np.arange(1, 101) ** 0.9
-    clicks = [
+    return [
         (f"u{user}", f"i{item}")
         for user in range(21)
         for item in rng.choice(100, size=8, replace=False, p=share / share.sum())
     ]
-    return Interactions.read({"user": [u for u, _ in clicks], "item": [i for _, i in clicks]}, time=None).split()
+
+
+def split() -> Split:
+    users, items = zip(*clicks(), strict=True)
+    return Interactions.read({"user": users, "item": items}, time=None).split()
 
 
 # CLRec's own objective has negatives from each process's batches, so that it depends on how many there are.
@@ -40,6 +47,7 @@ ALONE: dict[str, tuple[type, dict[str, Any]]] = {
     "sasrec": (SASRec, {}),
     "gbce": (SASRec, {"loss": "gbce"}),
     "softmax": (SASRec, {"loss": "softmax", "debias": 0.5}),
+    "bert4rec": (BERT4Rec, {"loss": "softmax"}),
 }
 TOGETHER: dict[str, tuple[type, dict[str, Any]]] = {
     "rows": (CLRec, {"negatives_from": "batch"}),

@@ -88,7 +88,7 @@ def test_seen_items_are_kept_where_asked(table: Path, tmp_path: Path, capsys: py
         (["--set", "dimm=3"], "SASRecConfig has no field 'dimm'; did you mean dim?"),
         (["--set", "dim=many"], "--set dim: expected a whole number, got 'many'"),
         (["--set", "dim=0"], "dim: expected at least 1, got 0"),
-        (["--set", "loss=hinge"], "loss: expected one of softmax, popular, gbce, bce, got 'hinge'"),
+        (["--set", "loss=hinge"], "loss: expected one of softmax, sce, popular, gbce, bce, got 'hinge'"),
         (["--epochs", "0"], "epochs: expected at least 1, got 0"),
         (["--user", "nobody"], "nobody"),
         (["--format", "sequence"], ""),

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fastcl import reference
 from fastcl.recsys import CLRec, CLRecConfig, Feature, Histories, Items, MultiCLRec, SASRec, SASRecConfig
 from fastcl.recsys.models.batching import newest, pack
 from fastcl.recsys.models.layers import POSITIONS
@@ -104,7 +105,7 @@ def test_every_parameter_learns(model_class):
     ("config", "options", "message"),
     [
         (SASRecConfig, {"dim": 10, "heads": 3}, "dim: expected a multiple of heads=3, got 10"),
-        (SASRecConfig, {"loss": "hinge"}, "loss: expected one of softmax, popular, gbce, bce, got 'hinge'"),
+        (SASRecConfig, {"loss": "hinge"}, "loss: expected one of softmax, sce, popular, gbce, bce, got 'hinge'"),
         (SASRecConfig, {"positions": "last"}, "positions: expected one of oldest, newest, got 'last'"),
         (SASRecConfig, {"debias": -1.0}, "debias: expected at least 0"),
         (SASRecConfig, {"dropout": 1.0}, "dropout: expected at least 0 and below 1, got 1.0"),
@@ -235,6 +236,21 @@ def test_sasrec_gbce_is_that_of_the_paper_over_items_drawn_for_the_batch():
     beta = share * (0.75 * (1 - 1 / share) + 1 / share)
     expected = -((up**beta).log() + down.masked_fill(same, 0.0).sum(1)) / 31
     torch.testing.assert_close(model.loss(batch), expected.mean())
+
+
+def test_sasrec_sce_is_the_softmax_over_the_items_of_the_buckets():
+    model = SASRec(items(600), seed=2, loss="sce", debias=0.5, batch=64, **OPTIONS).eval()
+    (batch,) = model.batches(histories(), np.random.default_rng(0))
+    assert batch.negative.shape == (0,)
+    hidden, table = model(batch.item, batch.clicks), model.item.weight[1:]
+    count = len(hidden)
+    buckets = int(2 * count**0.5)
+    torch.manual_seed(3)
+    directions = torch.randn(buckets, count) @ hidden.detach()
+    expected = reference.sce(hidden, table, batch.target - 1, model.bias, buckets=directions)
+    torch.manual_seed(3)
+    torch.testing.assert_close(model.loss(batch), expected)
+    assert expected < 0.9 * F.cross_entropy(hidden @ table.T + model.bias, batch.target - 1)
 
 
 def test_sasrec_bce_takes_one_unclicked_item_a_position():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from forks import ended, forked
 from made import made
 from torch import Tensor
 
-from fastcl.recsys import Histories, Interactions, Items, SASRec, Split, evaluate, fit, load
+from fastcl.recsys import MF, Histories, Interactions, Items, SASRec, Split, evaluate, fit, load
 from fastcl.recsys.cli import main
 from fastcl.recsys.data import Cases
 from fastcl.recsys.evaluation.measures import Ranking
@@ -32,6 +33,7 @@ from fastcl.recsys.training.state import Settings
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ITEMS = Items(tuple(f"i{n}" for n in range(1, 102)))
+USERS = tuple(f"u{n}" for n in range(23))
 
 
 class Whole(SASRec):
@@ -117,14 +119,19 @@ REAL: dict[str, dict[str, Any]] = {
     "multi_clrec": {},
     "sasrec": {"loss": "popular"},
     "bert4rec": {"loss": "sampled"},
+    "mf": {},
 }
 
 
 def test_every_model_with_cut_tables_ranks_alike(tmp_path: Path) -> None:
     """In float64, where rounding moves no rank."""
     cases = some_cases()
+    users = np.array(USERS, dtype=object)
+    cases = replace(cases, history=cases.history.named(ITEMS, users[np.arange(len(cases)) % len(users)]))
 
     def of(name: str) -> Model:
+        if name == "mf":
+            return MF(ITEMS, users=USERS, seed=0, dim=8, init=1.0).double()
         return made(name, ITEMS, seed=0, dim=8, table="rows", max_len=7, **REAL[name]).double()
 
     found = of_processes(2, tmp_path, lambda: {name: shared(of(name), cases).rank for name in REAL})

@@ -29,6 +29,7 @@ from fastcl.recsys.models.rowtable import (
     check_table,
     chosen,
     embedding,
+    of_items,
 )
 from fastcl.recsys.options import above, at_least, between
 from fastcl.recsys.settings import check_choices, setting, settled
@@ -61,8 +62,8 @@ class BERT4RecConfig:
     )
     loss: str = setting(
         "softmax",
-        """Training loss. "softmax": cross-entropy over all items, as in the paper. "sampled": cross-entropy over the
-        target and `samples` items.""",
+        """Training loss. "softmax": cross-entropy over all items, as in the paper; several processes share out its
+        table and work with table "rows". "sampled": cross-entropy over the target and `samples` items.""",
         LOSSES,
     )
     samples: int = setting(512, 'Items that loss "sampled" draws for each batch, uniformly.')
@@ -122,8 +123,8 @@ class BERT4Rec(Model):
 
     def __init__(self, items: Items, config: BERT4RecConfig | None = None, *, seed: int = 0, **options: Any) -> None:
         config = settled(BERT4RecConfig, config, options)
-        needs_all = "loss=softmax" if config.loss == "softmax" else ""
-        config = replace(config, table=chosen(config.table, len(items), needs_all))
+        table = "dense" if config.loss == "softmax" and config.table == "auto" else config.table
+        config = replace(config, table=chosen(table, len(items), ""))
         super().__init__(items, config)
         self.mask = len(items) + 1
         with seeded(seed):
@@ -181,21 +182,34 @@ class BERT4Rec(Model):
         return torch.cat([self.item(item), bias], 1)
 
     def loss(self, batch: Batch) -> Tensor:
-        hidden = self.head(self(batch.item, batch.clicks)[batch.covered])
+        # Without a click, as a process has none of a batch that is smaller than the processes are many: no state.
+        states = self(batch.item, batch.clicks)[batch.covered] if len(batch.item) else self.item(batch.item)
+        hidden = self.head(states)
         return ITEM_LOSSES[self.config.loss].loss(hidden, self._scored(), batch.target, batch.negative)
 
     def _scored(self) -> Scored:
         bias = self.bias
         if isinstance(bias, RowTable):
-            every = Every(self.item.weight[1:-1], bias.weight[1:, 0])
-            return Scored(len(self.items), self.item, lambda item: bias(item)[:, 0], lambda: every)
+            return Scored(len(self.items), self.item, lambda item: bias(item)[:, 0], self._every)
         return scored(self.item.weight[:-1], bias[1:])
+
+    def _every(self) -> Every:
+        """Of tables of rows, of which a loss over all items has this process's own."""
+        assert isinstance(self.item, RowTable)
+        assert isinstance(self.bias, RowTable)
+        if self.item.own is None or self.bias.own is None:
+            return Every(self.item.weight[1:-1], self.bias.weight[1:, 0])
+        ids, rows = of_items(self.item.own, len(self.items))
+        bias = of_items(self.bias.own, len(self.items)).rows[:, 0]
+        return Every(rows, bias, ids if len(ids) < len(self.items) else None)
 
     def named_rows(self) -> dict[str, NamedRows]:
         bias = "bias.weight" if isinstance(self.bias, RowTable) else "bias"
         return {name: NamedRows(self.items.ids) for name in ("item.weight", bias)}
 
-    def reads(self, batch: Batch) -> Sequence[tuple[nn.Embedding, Tensor]]:
+    def reads(self, batch: Batch) -> Reads:
+        if self.config.loss == "softmax" and isinstance(self.bias, RowTable):
+            return [(self.item, batch.item), (self.item, None), (self.bias, None)]
         items = [(self.item, ids) for ids in (batch.item, batch.target, batch.negative)]
         biases = [(self.bias, ids) for ids in (batch.target, batch.negative) if isinstance(self.bias, RowTable)]
         return [*items, *biases]

@@ -128,20 +128,26 @@ class Collaborative(UserModel):
 
     def item_vectors(self) -> Tensor:
         """[I+1, D], the vectors of all items as they are scored, divided by the temperature."""
-        return SIMILARITIES[self.config.similarity](kept(self, "tables", self.tables)[1]) / self.config.temperature
+        return self.scored_vectors(kept(self, "tables", self.tables)[1])
+
+    def scored_vectors(self, item: Tensor) -> Tensor:
+        """[n, D], vectors of items [n, D] as they are scored."""
+        return SIMILARITIES[self.config.similarity](item) / self.config.temperature
 
     def encode(self, histories: Histories) -> Tensor:
         """[B, D], the vector of each user; users who were not in training are folded in."""
         number = self.numbers(histories)
         known = torch.from_numpy(number >= 0).to(self.device)
-        similarity = SIMILARITIES[self.config.similarity]
-        users, _ = kept(self, "tables", self.tables)
+        users = self.of_users(self.tensor(number[number >= 0]))
         found = users.new_empty(len(histories), self.config.dim)
-        if known.any():
-            found[known] = similarity(users[self.tensor(number[number >= 0])])
+        found[known] = users
         if not known.all():
-            found[~known] = similarity(self._folded(histories.take(np.flatnonzero(number < 0))))
-        return found
+            found[~known] = self._folded(histories.take(np.flatnonzero(number < 0)))
+        return SIMILARITIES[self.config.similarity](found)
+
+    def of_users(self, user: Tensor) -> Tensor:
+        """[n, D], the rows user [n] of the first of `tables`."""
+        return kept(self, "tables", self.tables)[0][user]
 
     def _folded(self, histories: Histories) -> Tensor:
         if not histories.lengths.all():

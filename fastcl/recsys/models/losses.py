@@ -1,4 +1,4 @@
-"""Losses of hidden states over an item table, in one table by name: the full softmax, a sampled softmax, binary
+"""Losses of hidden states over an item table, in one table by name: the full softmax, SCE, a sampled softmax, binary
 cross-entropy against an unclicked item, and gBCE.
 
 A loss is a function of tensors, its negatives included. Models choose the loss, hold the weights and draw negatives
@@ -72,6 +72,14 @@ def full_softmax(hidden: Tensor, items: Scored, target: Tensor, negative: Tensor
     return loss.sum() / max(1, len(loss))
 
 
+def scalable(hidden: Tensor, items: Scored, target: Tensor, negative: Tensor) -> Tensor:
+    """SCE (Mezentsev et al. 2024) over the whole item table, with the buckets of `fastcl.sce`'s defaults: the mean over
+    the positions that are in a bucket; reads no negatives.
+    """
+    rows, bias, _ = items.every()
+    return fastcl.sce(hidden, rows, target - 1, linear_bias=bias)
+
+
 def sampled_softmax(hidden: Tensor, items: Scored, target: Tensor, negative: Tensor) -> Tensor:
     """Cross-entropy over the target and the items `negative` [S], which were drawn for the whole batch: each of them
     stands for 1 / (S q) items, where q is its chance to be drawn, its share of the clicks or else 1 / I.
@@ -134,6 +142,7 @@ def _unclicked(train: Histories, n_items: int, samples: int, rng: np.random.Gene
 
 ITEM_LOSSES: dict[str, ItemLoss] = {
     "softmax": ItemLoss(full_softmax, _none),
+    "sce": ItemLoss(scalable, _none),
     "sampled": ItemLoss(sampled_softmax, _uniform),
     "popular": ItemLoss(sampled_softmax, _by_clicks),
     "bce": ItemLoss(binary, _unclicked),

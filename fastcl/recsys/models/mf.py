@@ -4,15 +4,14 @@ any of the losses for pairs.
 The tables only; batches, losses and users from outside the training are collaborative.py's.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fastcl.recsys.data import PAD, Items
-from fastcl.recsys.models.base import NamedRows
+from fastcl.recsys.data import PAD, Histories, Items
+from fastcl.recsys.models.base import NamedRows, Reads
 from fastcl.recsys.models.collaborative import Batch, Collaborative, CollaborativeConfig, Vectors
 from fastcl.recsys.models.layers import seeded
 from fastcl.recsys.models.rowtable import RowTable
@@ -65,9 +64,20 @@ class MF(Collaborative):
         found = self.user(user), self.item(item)
         return Vectors(*found, rows=found)
 
-    def reads(self, batch: Batch) -> Sequence[tuple[nn.Embedding, Tensor]]:
+    def reads(self, batch: Batch) -> Reads:
         items = ((self.item, batch.target), *(() if batch.negative is None else ((self.item, batch.negative),)))
         return (self.user, batch.user), *items
+
+    def reads_of(self, histories: Histories) -> Reads | None:
+        """None with a user who was not in training, whose vector has the mean of all items in it."""
+        number = self.numbers(histories)
+        return [(self.user, self.tensor(number))] if (number >= 0).all() else None
+
+    def of_users(self, user: Tensor) -> Tensor:
+        return self.user(user)
+
+    def vectors_of(self, item: Tensor) -> Tensor:
+        return self.scored_vectors(self.item(item))
 
     def named_rows(self) -> dict[str, NamedRows]:
         return {"user.weight": NamedRows(self.users, 0), "item.weight": NamedRows(self.items.ids)}

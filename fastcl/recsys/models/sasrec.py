@@ -37,11 +37,12 @@ from fastcl.recsys.models.rowtable import (
     check_table,
     chosen,
     embedding,
+    of_items,
 )
 from fastcl.recsys.options import above, at_least, between
 from fastcl.recsys.settings import check_choices, setting, settled
 
-LOSSES = ("softmax", "popular", "gbce", "bce")
+LOSSES = ("softmax", "sce", "popular", "gbce", "bce")
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,10 @@ class SASRecConfig:
     loss: str = setting(
         "softmax",
         """Training loss. "softmax": cross-entropy over all items, whose table and work several processes share out with
-        table "rows". "popular": cross-entropy over the target and
+        table "rows". "sce": SCE (Mezentsev et al. 2024), which estimates it from the items that score highest along
+        random directions, and computes no other logits. "popular": cross-entropy over the target and
         `samples` items drawn by their clicks, each weighted by 1 / (samples * its chance to be drawn), an estimate of
-        the former for catalogues of any size. "gbce": gBCE (Petrov & Macdonald 2023, gSASRec; calibration 0.75) against
+        "softmax" for catalogues of any size. "gbce": gBCE (Petrov & Macdonald 2023, gSASRec; calibration 0.75) against
         `samples` items drawn uniformly for the batch. "bce": binary cross-entropy of the next item against one item
         that the user never clicked, as in the paper.""",
         LOSSES,
@@ -132,7 +134,8 @@ class SASRec(Model):
     def __init__(self, items: Items, config: SASRecConfig | None = None, *, seed: int = 0, **options: Any) -> None:
         config = settled(SASRecConfig, config, options)
         table = "dense" if config.loss == "softmax" and config.table == "auto" else config.table
-        config = replace(config, table=chosen(table, len(items), ""))
+        needs_all = "loss=sce" if config.loss == "sce" else ""
+        config = replace(config, table=chosen(table, len(items), needs_all))
         super().__init__(items, config)
         with seeded(seed):
             about = config.table_rule, config.table_rate, PAD
@@ -188,8 +191,7 @@ class SASRec(Model):
         own = self.item.own if isinstance(self.item, RowTable) else None
         if own is None:
             return Every(self.item.weight[1:], self.bias)
-        padding = int((own.ids[:1] == PAD).sum())
-        ids, rows = own.ids[padding:], own.rows[padding:]
+        ids, rows = of_items(own, len(self.items))
         return Every(rows, self.bias[ids - 1], ids if len(ids) < len(self.items) else None)
 
     def reads(self, batch: Batch) -> Reads:

@@ -73,7 +73,7 @@ def validate(run: Run) -> dict[str, float]:
     if processes.count() == 1:
         with _finite(run.settings.lr):
             return _evaluated(run, cases)
-    if run.optimizer.tables and run.model.reads_of(cases.history.take(np.arange(1))) is not None:
+    if run.optimizer.tables and run.model.reads_of(cases.history) is not None:
         found = rank_shared(run.model, run.optimizer, cases, run.split.counts, run.settings)
         scores = measure(found, names)
         return {name: scores[name] for name in names}
