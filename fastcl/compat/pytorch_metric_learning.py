@@ -131,21 +131,14 @@ class SupConLoss(PairLoss):
         return losses.masked_fill(~above, 0.0).sum() / above.sum().clamp(min=1)
 
 
-class CrossBatchMemory(nn.Module):
-    """`pytorch_metric_learning.losses.CrossBatchMemory`, around a loss of this module or of that package.
-
-    Without miner, indices_tuple and enqueue_mask, a loss of this module is fused. A miner's triplets beside pairs in
-    indices_tuple count as pairs.
-    """
+class Memory(nn.Module):
+    """The rows of the last batches and their labels, in a ring."""
 
     embedding_memory: Tensor
     label_memory: Tensor
 
-    def __init__(
-        self, loss: Callable[..., Tensor], embedding_size: int, memory_size: int = 1024, miner: Any = None
-    ) -> None:
+    def __init__(self, embedding_size: int, memory_size: int) -> None:
         super().__init__()
-        self.loss, self.miner = loss, miner
         self.embedding_size, self.memory_size = embedding_size, memory_size
         self.reset_queue()
 
@@ -156,6 +149,8 @@ class CrossBatchMemory(nn.Module):
         self.has_been_filled, self.queue_idx = False, 0
 
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int) -> None:
+        if batch_size > self.memory_size:
+            raise ValueError(f"embeddings: expected at most {self.memory_size} rows for the memory, got {batch_size}")
         end = self.queue_idx + batch_size
         self.curr_batch_idx = torch.arange(self.queue_idx, end, device=labels.device) % self.memory_size
         self.embedding_memory[self.curr_batch_idx] = embeddings.detach()
@@ -163,43 +158,46 @@ class CrossBatchMemory(nn.Module):
         self.has_been_filled = self.has_been_filled or (batch_size > 0 and end >= self.memory_size)
         self.queue_idx = end % self.memory_size
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: Indices | None = None,
-        enqueue_mask: Tensor | None = None,
-    ) -> Tensor:
+    def held(self) -> tuple[Tensor, Tensor]:
+        """The rows that are there, and their labels."""
+        count = self.memory_size if self.has_been_filled else self.queue_idx
+        return self.embedding_memory[:count], self.label_memory[:count]
+
+
+class CrossBatchMemory(Memory):
+    """`pytorch_metric_learning.losses.CrossBatchMemory`, around a loss of this module or of that package.
+
+    Without miner, indices_tuple and enqueue_mask, a loss of this module is fused. A miner's triplets beside pairs in
+    indices_tuple count as pairs.
+    """
+
+    def __init__(
+        self, loss: Callable[..., Tensor], embedding_size: int, memory_size: int = 1024, miner: Any = None
+    ) -> None:
+        super().__init__(embedding_size, memory_size)
+        self.loss, self.miner = loss, miner
+
+    def forward(self, embeddings: Tensor, labels: Tensor, indices_tuple: Indices | None = None,
+                enqueue_mask: Tensor | None = None) -> Tensor:  # fmt: skip
         """enqueue_mask [N], bool: the rows that go to the memory and take no other part; None: all do both."""
         if indices_tuple is not None and enqueue_mask is not None:
             raise ValueError("enqueue_mask: expected None beside indices_tuple, got both")
         labels = labels.to(embeddings.device)
-        self.embedding_memory = self.embedding_memory.to(embeddings)
-        self.label_memory = self.label_memory.to(labels)
+        self.embedding_memory, self.label_memory = self.embedding_memory.to(embeddings), self.label_memory.to(labels)
         queued = slice(None) if enqueue_mask is None else enqueue_mask
-        new, new_labels = embeddings[queued], labels[queued]
-        if len(new) > self.memory_size:
-            raise ValueError(f"embeddings: expected at most {self.memory_size} rows for the memory, got {len(new)}")
-        self.add_to_memory(new, new_labels, len(new))
+        self.add_to_memory(embeddings[queued], labels[queued], len(labels[queued]))
         own: Tensor | None = self.curr_batch_idx
         if enqueue_mask is not None:
             embeddings, labels, own = embeddings[~enqueue_mask], labels[~enqueue_mask], None
-        held = self.memory_size if self.has_been_filled else self.queue_idx
-        memory, memory_labels = self.embedding_memory[:held], self.label_memory[:held]
+        memory = self.held()
         if self.miner is None and indices_tuple is None and isinstance(self.loss, PairLoss):
-            return self.loss.of_labels(embeddings, labels, memory, memory_labels, own)
-        found = self.create_indices_tuple(embeddings, labels, memory, memory_labels, indices_tuple, own is not None)
-        return self.loss(embeddings, labels, found, memory, memory_labels)
+            return self.loss.of_labels(embeddings, labels, *memory, own)
+        found = self.create_indices_tuple(embeddings, labels, *memory, indices_tuple, own is not None)
+        return self.loss(embeddings, labels, found, *memory)
 
-    def create_indices_tuple(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        E_mem: Tensor,
-        L_mem: Tensor,
-        input_indices_tuple: Indices | None,
-        do_remove_self_comparisons: bool,
-    ) -> Indices:
+    def create_indices_tuple(self, embeddings: Tensor, labels: Tensor, E_mem: Tensor, L_mem: Tensor,
+                             input_indices_tuple: Indices | None,
+                             do_remove_self_comparisons: bool) -> Indices:  # fmt: skip
         """The pairs, or a miner's triplets, of the batch with the memory [held, D] and its labels [held]."""
         own = self.curr_batch_idx if do_remove_self_comparisons else None
         if self.miner is None:
@@ -212,13 +210,16 @@ class CrossBatchMemory(nn.Module):
     @staticmethod
     def supported_losses() -> list[str]:
         """The names of the losses that the original takes; here any function of the same arguments is taken."""
-        return [
-            "AngularLoss", "CircleLoss", "ContrastiveLoss", "GeneralizedLiftedStructureLoss", "IntraPairVarianceLoss",
-            "LiftedStructureLoss", "MarginLoss", "MultiSimilarityLoss", "NCALoss", "NTXentLoss",
-            "SignalToNoiseRatioContrastiveLoss", "SupConLoss", "TripletMarginLoss", "TupletMarginLoss",
-        ]  # fmt: skip
+        return list(LOSSES_OF_THE_ORIGINAL)
 
     @classmethod
     def check_loss_support(cls, loss_name: str) -> None:
         if loss_name not in cls.supported_losses():
             raise ValueError(f"loss: expected one of {', '.join(cls.supported_losses())}, got {loss_name}")
+
+
+LOSSES_OF_THE_ORIGINAL = (
+    "AngularLoss", "CircleLoss", "ContrastiveLoss", "GeneralizedLiftedStructureLoss", "IntraPairVarianceLoss",
+    "LiftedStructureLoss", "MarginLoss", "MultiSimilarityLoss", "NCALoss", "NTXentLoss",
+    "SignalToNoiseRatioContrastiveLoss", "SupConLoss", "TripletMarginLoss", "TupletMarginLoss",
+)  # fmt: skip

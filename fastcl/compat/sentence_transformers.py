@@ -6,15 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastcl.adjust import graded
-from fastcl.arithmetic import dot, logsumexp
+from fastcl.arithmetic import logsumexp
 from fastcl.checks import positive_number
 from fastcl.chunked import cached, token_chunks
 from fastcl.compat.gathering import own_places, rows_of_all
-from fastcl.losses import infonce
+from fastcl.losses import dcl, infonce
 from fastcl.normalize import normalized
-from fastcl.ops import contrast
-from fastcl.private import private_similarity
 
 DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 HARDNESS = ("in_batch_negatives", "hard_negatives", "all_negatives")
@@ -74,53 +71,40 @@ class MultipleNegativesRankingLoss(nn.Module):
         queries, *docs_of_all = rows_of_all(query, *docs) if self.gather_across_devices else (query, *docs)
         place = own_places if self.gather_across_devices else torch.arange
         own = place(len(query), device=query.device)
-        loss = self._plain if self.directions == ("query_to_doc",) and not self._hardness() else self._of_parts
-        return loss(query, docs, queries, docs_of_all, own.to(query.device)).to(embeddings[0].dtype)
+        mode = self.hardness_mode if self.hardness_strength else None
+        given = query, docs, queries, torch.cat(docs_of_all), own.to(query.device)
+        parts = _parts(*given, 1 / self.scale, self.directions, mode, self.hardness_strength)
+        each = torch.stack([logsumexp(torch.stack(part, 1)) for part in parts], 1)
+        loss = logsumexp(each) if self.partition_mode == "joint" else each.mean(1)
+        return loss.mean().to(embeddings[0].dtype)
 
-    def _hardness(self) -> float:
-        return self.hardness_strength if self.hardness_mode else 0.0
 
-    def _plain(
-        self, query: Tensor, docs: list[Tensor], queries: Tensor, all_docs: list[Tensor], own: Tensor
-    ) -> Tensor:
-        keys = torch.cat(all_docs)
-        places = torch.arange(len(keys), device=own.device)
-        return infonce(query, docs[0], keys, 1 / self.scale, normalize=False, ids=own, negative_ids=places)
+def _parts(query: Tensor, docs: list[Tensor], queries: Tensor, keys: Tensor, own: Tensor, temperature: float,
+           directions: tuple[str, ...], mode: str | None, strength: float) -> list[list[Tensor]]:  # fmt: skip
+    """For each direction, losses of the rows [N] whose log-sum-exp is that of the direction: the logits of its columns
+    less that of the positive, which is itself a column of query_to_doc and doc_to_query.
 
-    def _of_parts(
-        self, query: Tensor, docs: list[Tensor], queries: Tensor, all_docs: list[Tensor], own: Tensor
-    ) -> Tensor:
-        """One log-sum-exp for each direction and for the own hard negatives, merged as partition_mode says."""
-        keys, place = torch.cat(all_docs), torch.arange(len(queries), device=own.device)
-        mode = self.hardness_mode if self._hardness() else ""
-        among, hard = mode in ("in_batch_negatives", "all_negatives"), mode in ("hard_negatives", "all_negatives")
-        query_of = place.repeat(len(docs))
-
-        def lse(row: Tensor, columns: Tensor, of_columns: Tensor | None, scale: float = self.scale) -> Tensor:
-            ids = own if of_columns is not None else None
-            return contrast(row, columns, scale=scale, row_id=ids, col_id=of_columns)[1]
-
-        pos = self.scale * dot(query, docs[0])
-        parts = {"query_to_doc": [pos, self._harder(among, lambda scale: lse(query, keys, query_of, scale))]}
-        if len(docs) > 1:
-            mine = private_similarity(query, torch.stack(docs[1:], 1))
-            parts["query_to_doc"].append(self._harder(hard, lambda scale: logsumexp(mine * scale)))
-        if "query_to_query" in self.directions:
-            parts["query_to_query"] = [lse(query, queries, place)]
-        if "doc_to_query" in self.directions:
-            parts["doc_to_query"] = [lse(docs[0], queries, None)]
-        if "doc_to_doc" in self.directions:
-            parts["doc_to_doc"] = [lse(docs[0], keys, query_of)]
-        each = [logsumexp(torch.stack(part, 1)) for part in parts.values()]
-        stacked = torch.stack(each, 1)
-        return ((logsumexp(stacked) if self.partition_mode == "joint" else stacked.mean(1)) - pos).mean()
-
-    def _harder(self, harder: bool, of: Callable[[float], Tensor]) -> Tensor:
-        """`of` the scale. With hardness h a similarity x counts (scale + h) x in the value, scale x in the gradient."""
-        if not harder:
-            return of(self.scale)
-        raised = self.scale + self.hardness_strength
-        return graded(of(raised), self.scale / raised)
+    queries, keys: the columns, of all ranks, documents of one kind after the other; own: the rows' places in them.
+    """
+    options: dict[str, Any] = {"temperature": temperature, "reduction": "none", "normalize": False, "ids": own}
+    place, column = torch.arange(len(queries), device=own.device), torch.arange(len(keys), device=own.device)
+    query_of = place.repeat(len(docs))
+    among, hard = (strength if mode in (name, "all_negatives") else None for name in HARDNESS[:2])
+    if len(docs) == 1 or among == hard:
+        to_doc = [infonce(query, docs[0], keys, negative_ids=column, hardness=among, **options)]
+    else:  # the rows' own hard negatives apart from all others
+        private = options | {"hardness": hard, "ids": None}
+        to_doc = [infonce(query, docs[0], keys, negative_ids=query_of, hardness=among, **options),
+                  dcl(query, docs[0], torch.stack(docs[1:], 1), **private)]  # fmt: skip
+    parts = [to_doc]
+    others = len(queries) > 1
+    if "query_to_query" in directions and others:
+        parts.append([dcl(query, docs[0], queries, negative_ids=place, **options)])
+    if "doc_to_query" in directions:
+        parts.append([infonce(docs[0], query, queries, negative_ids=place, **options)])
+    if "doc_to_doc" in directions and others:
+        parts.append([dcl(docs[0], query, keys, negative_ids=query_of, **options)])
+    return parts
 
 
 class CachedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):

@@ -262,6 +262,14 @@ def test_sentence_transformers(form: Any, columns: int) -> None:
     assert plain.get_config_dict().items() >= options.items() | {("similarity_fct", "cos_sim")}
 
 
+def test_sentence_transformers_of_one_pair() -> None:
+    query, doc = _rows(1, 1)
+    for directions, columns in ((ALL, 2), (("query_to_doc", "query_to_query", "doc_to_doc"), 1)):
+        loss = sentence_transformers.MultipleNegativesRankingLoss(nn.Identity(), directions=directions)
+        value = loss.compute_loss_from_embeddings([query, doc])  # doc_to_query has the query itself among its columns
+        torch.testing.assert_close(value, torch.tensor(float(columns), dtype=F64).log())
+
+
 @pytest.mark.parametrize(
     "options",
     [
