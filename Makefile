@@ -37,8 +37,10 @@ wheels: .venv/fastcl-release
 	$(BIN)/python -m building.wheels --twice
 
 # Installs the wheels in dist/ where they can run here and runs the losses' tests there; goes on where it was stopped.
+# PYTHONS: NAME=COMMAND of other Pythons that have torch, pytest and hypothesis, with ; between them.
 check-wheels: .venv/fastcl-release
-	$(BIN)/python -m building.try_wheels
+	IFS=';'; set --; for command in $$PYTHONS; do set -- "$$@" --python "$$command"; done; \
+		$(BIN)/python -m building.try_wheels "$$@"
 
 suite: .venv/fastcl-test
 	$(PYTEST)

@@ -59,10 +59,9 @@ def child() -> None:
         control("-d")
 
 
-def compiler() -> str:
+def compiler(path: Path = Path(LIBRARY)) -> str:
     """The name and version that the compiler left in the library, or "unknown"."""
-    library = Path(LIBRARY).read_bytes()
-    signed = re.search(rb"GCC: [^\0]+|clang version [^\0]+", library)
+    signed = re.search(rb"GCC: [^\0]+|clang version [^\0]+", path.read_bytes())
     return signed.group().decode() if signed else "unknown"
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from building import check, platforms
+from benchmarks import arm_loops
+from building import check, platforms, try_wheels
 from building.binary import Binary, read
 from fastcl._library import LIBRARY
 
@@ -134,3 +135,50 @@ def test_zigs_compiler_is_taken_where_there_is_none(tmp_path: Path) -> None:
         "fastcl: FASTCL_PLATFORM: expected one of linux-x86_64, linux-aarch64, macos-arm64, windows-x86_64, none, "
         "got 'amiga'\n"
     )
+
+
+def test_facts_of_a_place_are_those_of_its_selftest() -> None:
+    said = (
+        "isas           baseline, bf16\ntorch          2.11.0+cpu\npython         CPython 3.10.1\n"
+        "system         Linux-6.1-aarch64, aarch64, 2 processors\nbf16 float32   good   contrast 1e-07\n"
+    )
+    assert try_wheels.facts(said) == "CPython 3.10.1, torch 2.11.0+cpu, aarch64, instruction sets: baseline, bf16"
+    assert try_wheels.facts(said.replace("baseline, bf16", "")).endswith("instruction sets: none")
+    assert try_wheels.facts("Traceback") == "unknown"
+
+
+def test_another_python_is_asked_for_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, same = try_wheels.places([f"This one={sys.executable} -I"])
+    assert (same.name, same.python, same.tests) == ("This one", [sys.executable, "-I"], try_wheels.SOME)
+    assert same.wheel == f"{os.uname().machine}.whl"
+    monkeypatch.setattr(try_wheels.platform, "machine", lambda: "another")
+    *_, emulated = try_wheels.places([f"This one={sys.executable}"])
+    assert emulated.tests == try_wheels.FEW
+    with pytest.raises(SystemExit, match="--python: expected NAME=COMMAND of a Python, got This one="):
+        list(try_wheels.places([f"This one={sys.executable} -c 1/0 ;"]))
+
+
+ASSEMBLY = """\
+outer_function:
+.L1:
+\tmov x0, x1
+.L2:                                   // the inner loop
+\tldp q0, q1, [x0]
+\tfmla v2.4s, v0.4s, v1.s[0]
+\tfmla v3.4s, v0.4s, v1.s[1]
+\t.loc 1
+\tb.ne .L2
+\tcbnz x1, .L1
+other_function:
+\tb .L2
+"""
+
+
+def test_inner_loops_are_found_in_assembly() -> None:
+    inner = ["ldp q0, q1, [x0]", "fmla v2.4s, v0.4s, v1.s[0]", "fmla v3.4s, v0.4s, v1.s[1]", "b.ne .L2"]
+    assert list(arm_loops.loops(ASSEMBLY)) == [("outer_function", inner)]
+    product = arm_loops.Product("an example", "baseline", "outer", "fmla", 4)
+    row = arm_loops.row(product, [("outer_function", inner), ("outer_function", ["fmla", "nop", "b"])])
+    assert (row["instructions of the loop"], row["per multiply-add"], row["floor"]) == (4, 0.5, 0.25)
+    with pytest.raises(SystemExit, match="an example: expected a loop with fmla, found none"):
+        arm_loops.row(product, [("another", inner)])

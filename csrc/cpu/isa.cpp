@@ -12,6 +12,8 @@ extern const Isa isa_baseline;
 #if defined(__x86_64__)
 extern const Isa isa_avx2;
 extern const Isa isa_avx512;
+#elif defined(__aarch64__)
+extern const Isa isa_bf16;
 #endif
 #if defined(__x86_64__) && defined(__linux__)
 extern const Isa isa_amx;
@@ -22,6 +24,8 @@ std::vector<const Isa*> compiled_isas() {
   return {&isa_baseline, &isa_avx2, &isa_avx512, &isa_amx};
 #elif defined(__x86_64__)
   return {&isa_baseline, &isa_avx2, &isa_avx512};
+#elif defined(__aarch64__)
+  return {&isa_baseline, &isa_bf16};
 #else
   return {&isa_baseline};
 #endif

@@ -29,6 +29,9 @@ namespace {
 #include "cpu/amx_tiles.inl.h"
 #include "cpu/amx.inl.h"
 #endif
+#ifdef FASTCL_BF16
+#include "cpu/bf16.inl.h"
+#endif
 #include "cpu/best.inl.h"
 #include "cpu/reducer.inl.h"
 #include "cpu/pass.inl.h"

@@ -7,7 +7,12 @@
 
 #define FASTCL_ISA_NAMESPACE baseline
 #define FASTCL_VECTOR_BYTES 16
-#define FASTCL_TILE_ROWS 4
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#define FASTCL_TILE_ROWS 12  // of 32 registers
+#else
+#define FASTCL_TILE_ROWS 4  // of 16 registers
+#endif
 #include "cpu/kernels.inl.h"
 
 namespace fastcl {

@@ -10,6 +10,32 @@
 //   values   [panel of features][column][feature in panel]      rows of the matrix itself could share cache sets
 //   weights  [panel][tile][row in tile][column in panel]
 
+// kCount numbers that lie next to each other, each the factor of all lanes of a vector. NEON multiplies a vector by one
+// lane of another, so there they are loaded together; x86 broadcasts each from memory.
+#if defined(__aarch64__)
+constexpr int64_t kTogether = 2;  // columns whose weights are loaded together: as many as the registers take
+template <class T, int64_t kCount>
+struct Factors {
+  static constexpr int64_t kPart = kCount < kLanes<T> ? kCount : kLanes<T>;
+  static_assert(kCount % kPart == 0, "a part that is not full would read beyond the factors");
+  typedef T Several __attribute__((vector_size(kPart * sizeof(T))));
+  Several part[kCount / kPart];
+  inline __attribute__((always_inline)) explicit Factors(const T* p) {
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < kCount / kPart; ++i) __builtin_memcpy(&part[i], p + i * kPart, sizeof(Several));
+  }
+  inline __attribute__((always_inline)) Vec<T> operator[](int64_t i) const { return splat(part[i / kPart][i % kPart]); }
+};
+#else
+constexpr int64_t kTogether = 1;
+template <class T, int64_t kCount>
+struct Factors {
+  const T* p;
+  inline __attribute__((always_inline)) explicit Factors(const T* p_) : p(p_) {}
+  inline __attribute__((always_inline)) Vec<T> operator[](int64_t i) const { return splat(p[i]); }
+};
+#endif
+
 template <class T_>
 struct Fma {
   using T = T_;
@@ -57,22 +83,10 @@ struct Fma {
     return x[row][side];
   }
 
-  // Long rows are summed in chunks: a single sum over a thousand features would have a larger rounding error than the
-  // BLAS product it replaces.
   static inline __attribute__((always_inline)) void take(const T* rows, const T* panel, int64_t features, Result& x) {
-    constexpr int64_t kChunk = 256;
-    multiply_chunk(rows, panel, features < kChunk ? features : kChunk, x);
-    for (int64_t d = kChunk; d < features; d += kChunk) {
-      alignas(64) T total[kCell];
-      store_tile(total, x);
-      multiply_chunk(rows + d * kRows, panel + d * kColumns, features - d < kChunk ? features - d : kChunk, x);
-      const Tile& before = *reinterpret_cast<const Tile*>(total);
-#pragma GCC unroll 16
-      for (int64_t r = 0; r < kRows; ++r) {
-        x[r][0] += before[r][0];
-        x[r][1] += before[r][1];
-      }
-    }
+    sum_chunks(features, x, [&](int64_t d, int64_t count) __attribute__((always_inline)) {
+      multiply_chunk(rows + d * kRows, panel + d * kColumns, count, x);
+    });
   }
 
   // Packs rows [first, first + count) of the matrix times their factors; `extra` is one more feature. factor[0] and
@@ -148,8 +162,29 @@ struct Fma {
     }
   }
 
+ protected:
+  // Long rows are summed in chunks: a single sum over a thousand features would have a larger rounding error than the
+  // BLAS product it replaces. multiply(d, count) sets x to the products of features [d, d + count).
+  template <class Multiply>
+  static inline __attribute__((always_inline)) void sum_chunks(int64_t features, Tile& x, const Multiply& multiply) {
+    constexpr int64_t kChunk = 256;
+    multiply(0, features < kChunk ? features : kChunk);
+    for (int64_t d = kChunk; d < features; d += kChunk) {
+      alignas(64) T total[kCell];
+      store_tile(total, x);
+      multiply(d, features - d < kChunk ? features - d : kChunk);
+      const Tile& before = *reinterpret_cast<const Tile*>(total);
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < kRows; ++r) {
+        x[r][0] += before[r][0];
+        x[r][1] += before[r][1];
+      }
+    }
+  }
+
  private:
-  static constexpr int64_t kGroup = kRows >= 12 ? 8 : 4;  // columns whose sums are in registers together
+  // Columns whose sums are in registers together.
+  static constexpr int64_t kGroup = kRows >= 12 && kColumns >= 8 ? 8 : 4;
 
   static inline __attribute__((always_inline)) void multiply_chunk(const T* rows, const T* panel, int64_t features,
                                                                    Tile& x) {
@@ -157,9 +192,10 @@ struct Fma {
     for (int64_t r = 0; r < kRows; ++r) x[r][0] = x[r][1] = Vec<T>{};
     for (int64_t d = 0; d < features; ++d) {
       const Vec<T> k0 = load(panel), k1 = load(panel + kLanes<T>);
+      const Factors<T, kRows> factors(rows);
 #pragma GCC unroll 16
       for (int64_t r = 0; r < kRows; ++r) {
-        const Vec<T> q = splat(rows[r]);
+        const Vec<T> q = factors[r];
         x[r][0] += q * k0;
         x[r][1] += q * k1;
       }
@@ -184,24 +220,39 @@ struct Fma {
     Vec<T> acc[kRows][kVectors] = {};
     for (int64_t first = 0; first < columns; first += kColumns) {
       const int64_t width = columns - first < kColumns ? columns - first : kColumns;
-      for (int64_t c = 0; c < width; ++c) {
-        Vec<T> value[kVectors];
-#pragma GCC unroll 2
-        for (int i = 0; i < kVectors; ++i) value[i] = load(values + i * kLanes<T>);
-#pragma GCC unroll 16
-        for (int64_t r = 0; r < kRows; ++r) {
-          const Vec<T> w = splat(weights[r * kColumns + c]);
-#pragma GCC unroll 2
-          for (int i = 0; i < kVectors; ++i) acc[r][i] += w * value[i];
-        }
-        values += kColumns;
+      int64_t c = 0;
+      for (; c + kTogether <= width; c += kTogether) {
+        add_columns<kVectors, kTogether>(weights + c, values + c * kColumns, acc);
       }
+      for (; c < width; ++c) add_columns<kVectors, 1>(weights + c, values + c * kColumns, acc);
+      values += width * kColumns;
       weights += step;
     }
     for (int64_t r = 0; r < kRows; ++r) {
       for (int i = 0; i < kVectors; ++i) {
         T* to = out + r * stride + i * kLanes<T>;
         store(to, load(to) + acc[r][i]);
+      }
+    }
+  }
+
+  // acc += weights * values over kCount columns.
+  template <int kVectors, int64_t kCount>
+  static inline __attribute__((always_inline)) void add_columns(const T* weights, const T* values,
+                                                                Vec<T> (&acc)[kRows][kVectors]) {
+    Vec<T> value[kCount][kVectors];
+#pragma GCC unroll 2
+    for (int64_t c = 0; c < kCount; ++c) {
+#pragma GCC unroll 2
+      for (int i = 0; i < kVectors; ++i) value[c][i] = load(values + c * kColumns + i * kLanes<T>);
+    }
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < kRows; ++r) {
+      const Factors<T, kCount> w(weights + r * kColumns);
+#pragma GCC unroll 2
+      for (int64_t c = 0; c < kCount; ++c) {
+#pragma GCC unroll 2
+        for (int i = 0; i < kVectors; ++i) acc[r][i] += w[c] * value[c][i];
       }
     }
   }
@@ -213,11 +264,11 @@ struct Fma {
       Vec<T> value[kVectors];
 #pragma GCC unroll 2
       for (int i = 0; i < kVectors; ++i) value[i] = load(values + i * kLanes<T>);
+      const Factors<T, kGroup> w(weights);
 #pragma GCC unroll 8
       for (int64_t c = 0; c < kGroup; ++c) {
-        const Vec<T> w = splat(weights[c]);
 #pragma GCC unroll 2
-        for (int i = 0; i < kVectors; ++i) acc[c][i] += w * value[i];
+        for (int i = 0; i < kVectors; ++i) acc[c][i] += w[c] * value[i];
       }
       weights += kColumns;
       values += kColumns;

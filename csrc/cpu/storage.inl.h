@@ -39,6 +39,16 @@ inline void narrow(float x, BFloat16* out) {
 #if FASTCL_VECTOR_BYTES >= 32
 inline float widen(Float16 x) { return _cvtsh_ss(x.bits); }
 inline void narrow(float x, Float16* out) { out->bits = _cvtss_sh(x, 0); }
+#elif defined(__aarch64__)
+inline float widen(Float16 x) {
+  __fp16 half;
+  __builtin_memcpy(&half, &x, sizeof half);
+  return half;
+}
+inline void narrow(float x, Float16* out) {
+  const __fp16 half = x;
+  __builtin_memcpy(out, &half, sizeof half);
+}
 #else
 inline float widen(Float16 x) {
   const uint32_t sign = uint32_t(x.bits & 0x8000) << 16;
@@ -92,6 +102,15 @@ inline Vec<float> load_as<float>(const Float16* x) {
 template <>
 inline Vec<float> load_as<float>(const Float16* x) {
   return (Vec<float>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+}
+#elif defined(__aarch64__)
+template <>
+inline Vec<float> load_as<float>(const Float16* x) {
+  return (Vec<float>)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&x->bits)));
+}
+template <>
+inline Vec<float> load_as<float>(const BFloat16* x) {
+  return (Vec<float>)vshlq_n_u32(vmovl_u16(vld1_u16(&x->bits)), 16);
 }
 #endif
 

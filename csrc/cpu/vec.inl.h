@@ -68,6 +68,19 @@ inline uint32_t bits_greater(Vec<float> a, Vec<float> b) { return _mm256_movemas
 inline uint32_t bits_greater(Vec<double> a, Vec<double> b) { return _mm256_movemask_pd((__m256d)(a > b)); }
 inline uint32_t bits_equal(Mask<float> a, Mask<float> b) { return _mm256_movemask_ps((__m256)(a == b)); }
 inline uint32_t bits_equal(Mask<double> a, Mask<double> b) { return _mm256_movemask_pd((__m256d)(a == b)); }
+#elif defined(__aarch64__)
+inline uint32_t bits_greater(Vec<float> a, Vec<float> b) {
+  return vaddvq_u32((uint32x4_t)(a > b) & uint32x4_t{1, 2, 4, 8});
+}
+inline uint32_t bits_greater(Vec<double> a, Vec<double> b) {
+  return uint32_t(vaddvq_u64((uint64x2_t)(a > b) & uint64x2_t{1, 2}));
+}
+inline uint32_t bits_equal(Mask<float> a, Mask<float> b) {
+  return vaddvq_u32((uint32x4_t)(a == b) & uint32x4_t{1, 2, 4, 8});
+}
+inline uint32_t bits_equal(Mask<double> a, Mask<double> b) {
+  return uint32_t(vaddvq_u64((uint64x2_t)(a == b) & uint64x2_t{1, 2}));
+}
 #else
 template <class M>
 inline uint32_t lane_bits(M m) {

@@ -1,0 +1,52 @@
+"""Milliseconds that importing fastcl takes beyond importing torch.
+
+    python -m benchmarks.bench_import [--repeats 15] [--output benchmarks/results/import]
+
+A new process each time, with all modules compiled and in the system's cache; the three programs take turns. The target
+is 50 ms at most for `import fastcl`.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import RESULTS, hardware, markdown, report, write_json, write_text
+
+AT_MOST = 50.0
+# In the process itself, so that the start of the interpreter does not count.
+PROGRAM = "import time; begin = time.perf_counter(); import {}; print(time.perf_counter() - begin)"
+IMPORTS = {"torch": "torch", "fastcl": "torch, fastcl", "fastcl.recsys": "torch, fastcl.recsys"}
+
+
+def seconds(modules: str) -> float:
+    command = [sys.executable, "-c", PROGRAM.format(modules)]
+    return float(subprocess.run(command, text=True, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--output", type=Path, default=RESULTS / "import")
+    args = parser.parse_args()
+    for modules in IMPORTS.values():
+        seconds(modules)
+    times: dict[str, list[float]] = {name: [] for name in IMPORTS}
+    for _ in range(args.repeats):
+        for name, modules in IMPORTS.items():
+            times[name].append(seconds(modules) * 1e3)
+    rows: list[dict[str, Any]] = []
+    for name, found in times.items():
+        beyond = statistics.median(a - b for a, b in zip(found, times["torch"], strict=True))
+        rows.append({"import": name, "ms": statistics.median(found), "beyond torch, ms": beyond})
+    print(markdown(rows))
+    met = rows[1]["beyond torch, ms"] <= AT_MOST
+    content = {"machine": hardware(), "repeats": args.repeats, "at most": AT_MOST, "met": met, "rows": rows}
+    write_json(args.output.with_suffix(".json"), content)
+    write_text(args.output.with_suffix(".md"), report(rows, f"medians of {args.repeats} processes each"))
+
+
+if __name__ == "__main__":
+    main()
