@@ -1,16 +1,17 @@
 """Tables of the models' quality for the documentation: the studies of ContrastVAE, CLRec and MINE+, and the simulation.
 
 From contrastvae.json, clrec.json and mineplus.json with their manifests in studies/, from contrastvae-analyses/ and
-from debias.json.
+from debias.json; and what defaults reach, from defaults.json.
 """
 
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
-from benchmarks import analyses, bench_debias
+from benchmarks import analyses, bench_debias, defaults
 from benchmarks.common import RESULTS, markdown, results
 from benchmarks.quality import HERE
 from fastcl.recsys.showing import number
@@ -217,7 +218,31 @@ def loop() -> str:
     return bench_debias.loop_table(results("debias")["looped"])
 
 
+def by_default() -> str:
+    """The test NDCG@10 of models with nothing set, of other settings and of the floors."""
+    report = results("defaults")
+    found = {(row["set"], row["model"], row["which"]): row for row in report["rows"]}
+    others = {(name, model): row["test"]["ndcg@10"] for (name, model, which), row in found.items() if which == "tuned"}
+    for model, label in (("sasrec", "SASRec softmax"), ("contrastvae", "ContrastVAE VA+DA")):
+        others["Toys", model] = first(AMAZON["Toys"], label)["test"]["ndcg@10"]
+    rows = []
+    for name, model in product(defaults.SETS, defaults.SHOWN):
+        row, other = found.get((name, model, "default")), others.get((name, model))
+        known = report["floors"].get(name) or {each: first(AMAZON[name], each)["test"] for each in defaults.FLOORS}
+        own = None if row is None else row["test"]["ndcg@10"]
+        values = {each: known[each]["ndcg@10"] for each in defaults.FLOORS}
+        values |= {"defaults": own, "other settings": other}
+        rows.append(
+            {"data": name, "model": model}
+            | {head: "not run" if value is None else number("ndcg@10", value) for head, value in values.items()}
+            | {"defaults / other": f"{own / other:.2f}" if own and other else ""}
+            | {"epochs": row["epochs"] if row else "", "best epoch": row["best epoch"] if row else ""}
+        )
+    return markdown(rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "defaults": by_default,
     **{f"contrastvae {name}": partial(contrastvae, name) for name in AMAZON},
     "contrastvae changes": contrastvae_changes,
     "contrastvae rules": contrastvae_rules,
