@@ -1,6 +1,6 @@
 """Items without clicks: recall of held-out items by a model that encodes features, against popularity and chance.
 
-    python -m benchmarks.bench_cold --data FOLDER [--set amazon/Toys_and_Games]
+    python -m benchmarks.bench_cold --data FOLDER
 
 FOLDER holds the Amazon data (amazon/Toys_and_Games with its attributes); the purchases are bundled. A tenth of the
 items is held out as a whole (`split("items")`); CLRec trains without their clicks, and `with_items` encodes them by
@@ -8,8 +8,8 @@ their features. Each test target is ranked among the held-out items alone, which
 all items. Beside the models stand chance (random scores) and the popularity of the features: the mean clicks of the
 trained items that share a feature value. "no ids": the ids of new items add nothing, instead of the mean of the ids of
 items that share a feature value. The recall of the validation cases, whose items are trained, shows what the
-training with ids left out (`id_dropout`) costs there. Writes results/cold.json; rows of sets that --set leaves out
-stay as they are.
+training with ids left out (`id_dropout`) costs there. Writes results/cold.json after each row, and goes on behind the
+rows that the file has.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import gzip
 import json
 import sys
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from fastcl.recsys.models.carrying import Among, of_features
 TOYS, PURCHASES = "amazon/Toys_and_Games", "bundled:purchases"
 SETS = {PURCHASES: "keep", TOYS: "mask"}  # how items of the history are treated
 SHARES = (0.0, 0.5)
+Row = dict[str, Any]
 EPOCHS = 5
 
 
@@ -64,7 +66,8 @@ def read(name: str, folder: Path) -> Interactions:
     return data.with_features({"item": list(data.items.ids), "attributes": cells})
 
 
-def measured(name: str, data: Interactions, epochs: int, seen: str) -> list[dict[str, Any]]:
+def measure(name: str, data: Interactions, seen: str, done: Collection[str], keep: Callable[[Row], None]) -> None:
+    """Gives `keep` each row but those that are done."""
     split = data.split("items", ties="input", seed=0)
     cold = np.append(False, split.counts[1:] == 0)
     counts = torch.from_numpy(split.counts).float()
@@ -74,10 +77,9 @@ def measured(name: str, data: Interactions, epochs: int, seen: str) -> list[dict
         "chance": (Chance(len(split.items)), 0.0),
         "popularity of the features": (Constant(counts), 0.0),
     }
-    rows = []
 
     def test(how: str, scorer: Scorer, trained: Scorer | None, cpu: float) -> None:
-        row: dict[str, Any] = {
+        row: Row = {
             "data": name,
             "how": how,
             "cpu_s": cpu,
@@ -88,37 +90,44 @@ def measured(name: str, data: Interactions, epochs: int, seen: str) -> list[dict
         row["recall@10 among all"] = evaluate(scorer, split.test, metrics="recall@10", seen=seen)["recall@10"]
         if trained is not None:
             row["recall@10 of trained"] = evaluate(trained, split.valid, metrics="recall@10", seen=seen)["recall@10"]
-        rows.append(row)
+        keep(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
 
     for how, (scorer, cpu) in scorers.items():
-        test(how, scorer, None, cpu)
+        if how not in done:
+            test(how, scorer, None, cpu)
     for share in SHARES:
+        how = f"clrec, id_dropout {share:g}"
+        if {how, f"{how}, no ids"} <= set(done):
+            continue
         model = CLRec(split.items, seed=0, id_dropout=share)
         before = time.process_time()
-        fit(model, split, epochs=epochs, seen=seen, progress=False)
+        fit(model, split, epochs=EPOCHS, seen=seen, progress=False)
         cpu = time.process_time() - before
         encoded: Any = with_items(model, split.items, split.counts)
-        test(f"clrec, id_dropout {share:g}", encoded, model, cpu)
+        test(how, encoded, model, cpu)
         with torch.no_grad():
             encoded.item.id.weight[torch.from_numpy(cold)] = 0.0
-        test(f"clrec, id_dropout {share:g}, no ids", encoded, None, 0.0)
-    return rows
+        test(f"{how}, no ids", encoded, None, 0.0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--set", choices=SETS, action="append")
     parser.add_argument("-o", "--out", type=Path, default=RESULTS / "cold.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    wanted = args.set or list(SETS)
-    earlier = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
-    rows = [row for row in earlier if row["data"] not in wanted]
-    for name in wanted:
-        rows += measured(name, read(name, args.data), EPOCHS, SETS[name])
-        write_json(args.out, {"hardware": hardware(), "settings": {"epochs": EPOCHS, "seed": 0}, "rows": rows})
+    rows: dict[tuple[str, str], Row] = {}
+    for row in json.loads(args.out.read_text())["rows"] if args.out.exists() else []:
+        rows[row["data"], row["how"]] = row
+
+    def keep(row: Row) -> None:
+        rows[row["data"], row["how"]] = row
+        report = {"hardware": hardware(), "settings": {"epochs": EPOCHS, "seed": 0}, "rows": list(rows.values())}
+        write_json(args.out, report)
+
+    for name, seen in SETS.items():
+        measure(name, read(name, args.data), seen, [how for data, how in rows if data == name], keep)
 
 
 if __name__ == "__main__":
