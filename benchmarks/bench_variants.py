@@ -79,9 +79,15 @@ def margin(m: Any, x: Inputs, of: Callable[[Tensor], Tensor]) -> Tensor:
     return m.linear_cross_entropy(x.query, x.table, x.label, temperature=0.1, margin=of)
 
 
+def stacked(x: Inputs) -> tuple[Tensor, Tensor]:
+    """Both views, and the partner of each row."""
+    return torch.cat([x.query, x.key]), torch.cat([x.key, x.query])
+
+
 DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_doc")
 RANKING = "sentence_transformers.sentence_transformer.losses"
 METRIC = "pytorch_metric_learning.losses"
+VIEWS = "lightly.loss"
 AVERAGES = fastcl.Denominators(1 << 16).eval()
 AVERAGES.log_average.zero_()
 CASES: dict[str, Case] = {
@@ -116,7 +122,15 @@ CASES: dict[str, Case] = {
     "siglip of groups": Case(
         lambda m, x: m.siglip(x.query, x.key, 10.0, -10.0, ids=x.label % 512, key_ids=x.label % 512)
     ),
+    "two views": Case(
+        lambda m, x: m.nt_xent(x.query, x.key, 0.1), VIEWS, lambda m, x: m.NTXentLoss(0.1)(x.query, x.key)
+    ),
+    "decoupled views": Case(
+        lambda m, x: m.dcl(*stacked(x), temperature=0.1, ids=torch.arange(len(x.query)).repeat(2)), VIEWS,
+        lambda m, x: m.DCLLoss(0.1)(x.query, x.key),
+    ),
     "gbce": Case(pairs("gbce", catalogue=100_000)),
+    "sce": Case(lambda m, x: m.sce(x.query, x.table, x.label, temperature=0.1, buckets=x.shared[:32].detach())),
     "ccl": Case(pairs("ccl", margin=0.2)),
     "psl": Case(pairs("psl")),
     "bsl": Case(pairs("bsl", positive_temperature=0.2)),
