@@ -130,7 +130,9 @@ CASES: dict[str, Case] = {
         lambda m, x: m.DCLLoss(0.1)(x.query, x.key),
     ),
     "gbce": Case(pairs("gbce", catalogue=100_000)),
-    "sce": Case(lambda m, x: m.sce(x.query, x.table, x.label, temperature=0.1, buckets=x.shared[:32].detach())),
+    "sce": Case(
+        lambda m, x: m.sce(x.query, x.table, x.label, temperature=0.1, buckets=x.shared[:32].detach()), eager=False
+    ),
     "ccl": Case(pairs("ccl", margin=0.2)),
     "psl": Case(pairs("psl")),
     "bsl": Case(pairs("bsl", positive_temperature=0.2)),
