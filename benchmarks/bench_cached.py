@@ -9,7 +9,6 @@ difference is that of a gradient from the plain step's, as a share of the gradie
 """
 
 import argparse
-import ctypes
 import json
 import statistics
 import subprocess
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import fastcl
-from benchmarks.bench_memory import resident
+from benchmarks.bench_memory import peak_over
 from benchmarks.common import hardware, numbers, report, write_json, write_text
 
 LAYERS, WIDTH, HEADS, LENGTH, WORDS = 4, 128, 4, 32, 1000
@@ -58,11 +57,7 @@ def extra_bytes(rows: int, chunk: int) -> int:
     made(2, 1)[1]().backward()  # code, thread pool and allocator are in place
     for parameter in encoder.parameters():
         parameter.grad = torch.ones_like(parameter)  # written to, so that its pages are there
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = resident("VmRSS")
-    loss().backward()
-    return resident("VmHWM") - before
+    return peak_over(lambda: loss().backward())
 
 
 def measured(rows: int, chunk: int, threads: int) -> float:

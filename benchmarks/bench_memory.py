@@ -16,6 +16,7 @@ import functools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +59,21 @@ def resident(field: str) -> int:
     raise RuntimeError(f"/proc/self/status: expected {field}")
 
 
+def peak_over(run: Callable[[], Any]) -> int:
+    """The bytes by which the resident set grows at most while `run` runs."""
+    ctypes.CDLL(None).malloc_trim(0)  # otherwise it could use memory freed before, which the mark would not show
+    Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark to the present size
+    before = resident("VmRSS")
+    run()
+    return resident("VmHWM") - before
+
+
 def extra_bytes(case: Case, loss: Loss) -> int:
     x = inputs(case)
     first = case if loss is LOSSES["compile"] else dataclasses.replace(case, n=64, m=64)
     loss(first, inputs(first)).backward()
-    ctypes.CDLL(None).malloc_trim(0)  # otherwise the step could use memory freed above, which the mark would not show
-    Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark to the present size
-    before = resident("VmRSS")
-    loss(case, x).backward()
-    gradients = sum(t.grad.nbytes for t in x[:3] if t.grad is not None)
-    return resident("VmHWM") - before - gradients
+    taken = peak_over(lambda: loss(case, x).backward())
+    return taken - sum(t.grad.nbytes for t in x[:3] if t.grad is not None)
 
 
 def measured(shape: str, name: str, threads: int) -> float | str | None:

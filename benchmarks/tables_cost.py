@@ -1,8 +1,8 @@
 """Tables for the documentation, beside those of the losses: reading, training, serving, floors, negatives, SASS.
 
-From read.json, prepared.json, train.json, threads.json, choices.json, serve.json, service.json, negatives.json,
-sass.json, weeks.json, cold.json, contrastvae-cost*.json and demo-*.json. The bench program with the same name tells how
-a figure was measured.
+From read.json, prepared.json, cached.json, train.json, threads.json, choices.json, serve.json, service.json,
+negatives.json, sass.json, weeks.json, cold.json, contrastvae-cost*.json and demo-*.json. The bench program with the
+same name tells how a figure was measured.
 """
 
 import statistics
@@ -61,6 +61,27 @@ def preparations() -> str:
             for row in results("prepared")["preparations"]
         ]
     )
+
+
+def cached() -> str:
+    """A step of a Transformer in chunks beside the plain one."""
+    return markdown(
+        [
+            {
+                "step": row["step"],
+                "peak memory, MiB": f"{row['MiB']:,.0f}",
+                "CPU-seconds": f"{row['CPU seconds']:.2f}",
+                "CPU time / the plain step's": f"{row['time / plain']:.2f}",
+                "largest difference of a gradient": f"{row['difference']:.0e}" if row["difference"] else None,
+            }
+            for row in results("cached")["rows"]
+        ]
+    )
+
+
+def cached_what() -> str:
+    found = results("cached")
+    return f"{found['rows'][0]['rows']:,} pairs, {found['what']}"
 
 
 def serve() -> str:
@@ -226,6 +247,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "read": read,
     "starts": starts,
     "preparations": preparations,
+    "cached": cached,
+    "cached what": cached_what,
     "serve": serve,
     "service": service,
     "service machine": service_machine,

@@ -1,6 +1,6 @@
 """Tables for the documentation of the losses' cost: time against other forms, memory, threads, columns, one call.
 
-From contrast-cpu*.json, variants.json, memory.json, scaling.json, overhead.json, ceilings-cpu.json and
+From contrast-cpu*.json, variants.json, maxsim.json, memory.json, scaling.json, overhead.json, ceilings-cpu.json and
 instructions.json. The bench program with the same name tells how a figure was measured; the shapes are those of
 cases.py.
 """
@@ -228,6 +228,25 @@ def variants() -> str:
     )
 
 
+def maxsim() -> str:
+    return markdown(
+        [
+            {
+                "case": row["what"].replace("-", " "),
+                "queries x documents": shape({"shape": row["shape"][:2]}),
+                "tokens of each, features": shape({"shape": row["shape"][2:]}),
+                "forward, ms": f"{row['forward, ms']:.1f}",
+                "eager / fastcl": f"{row['forward, eager / fastcl']:.2f}",
+                "with backward, ms": f"{row['forward+backward, ms']:.1f}",
+                "eager / fastcl, with backward": f"{row['forward+backward, eager / fastcl']:.2f}",
+                "fastcl, MiB": megabytes(row["fastcl, MiB"]),
+                "eager, MiB": megabytes(row["eager, MiB"]),
+            }
+            for row in results("maxsim")["rows"]
+        ]
+    )
+
+
 def what(name: str) -> str:
     return results(name)["what"]
 
@@ -235,6 +254,10 @@ def what(name: str) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "variants": variants,
     "variants what": partial(what, "variants"),
+    "maxsim": maxsim,
+    "maxsim what": partial(what, "maxsim"),
+    "machine maxsim": partial(machine, "maxsim"),
+    "machine cached": partial(machine, "cached"),
     "machine variants": partial(machine, "variants"),
     "speed": partial(against_torch, LARGE),
     "speed small": partial(against_torch, SMALL),

@@ -66,6 +66,7 @@ PROGRAMS = {
     "overhead": "--threads 1 --repeats 1",
     "memory": "--only tiny --against fastcl --threads 1",
     "cached": "--rows 8 --chunks 4 --repeats 1 --threads 1",
+    "maxsim": "--only tiny --repeats 1 --threads 1",
     "variants": "--only gbce,bsl --rows 16 --repeats 1",
     "scaling": "--only tiny --threads 1 --columns 100,200 --repeats 1",
     "debias": "--seeds 1 --users 40 --items 40 --intents 4 --clicks 4 --epochs 1 --rounds 1 --epochs-a-round 1",
