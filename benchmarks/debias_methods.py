@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import fastcl
 from benchmarks.simulator import World
 from fastcl.recsys import CLRec, MultiCLRec
-from fastcl.recsys.data import Cases, Histories, Split
+from fastcl.recsys.data import Cases, Histories, Items, Split
 from fastcl.recsys.models import Model
 from fastcl.recsys.models.clrec.model import Batch, CLRecConfig
 from fastcl.recsys.models.clrec.objectives import Objective, Pairs
@@ -51,10 +51,10 @@ def trained(model: Model, clicks: Histories, epochs: int, seed: int) -> Model:
 class ImpressionNegatives(CLRec):
     """CLRec as its theorem assumes it: negatives are drawn from the impressions, which follow q(y)."""
 
-    def __init__(self, log: Log, **options: Any) -> None:
-        super().__init__(log.world.items, negatives_from="batch", **options)
+    def __init__(self, items: Items, impressions: np.ndarray, **options: Any) -> None:
+        super().__init__(items, negatives_from="batch", **options)
         self.objective = Objective(_contrastive)
-        self._share = log.impressions[1:] / log.impressions.sum()
+        self._share = impressions[1:] / impressions[1:].sum()
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
         for batch in super().batches(train, rng):
@@ -118,7 +118,9 @@ METHODS: dict[str, Method] = {
     "IPW, known": method(KnownPropensity, weight_limit=100.0),
     "IPW, popularity": method(on_items(CLRec), objective="ipw", propensity="popularity"),
     "IPW, learned": method(on_items(CLRec), objective="ipw", propensity="learned"),
-    "CLRec, impressions": method(ImpressionNegatives, negatives=1024),
+    "CLRec, impressions": method(
+        lambda log, **options: ImpressionNegatives(log.world.items, log.impressions, **options), negatives=1024
+    ),
     "CLRec, batch": method(on_items(CLRec), negatives_from="batch"),
     "CLRec, queue of ids": method(on_items(CLRec), negatives_from="ids"),
     "CLRec, queue of vectors": method(on_items(CLRec), negatives_from="vectors"),
