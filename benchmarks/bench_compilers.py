@@ -24,7 +24,7 @@ import torch
 
 import fastcl
 from benchmarks.cases import Case, fused, inputs
-from benchmarks.common import RESULTS, hardware, markdown, report, step, write_json, write_text
+from benchmarks.common import RESULTS, hardware, report, step, write_json, write_text
 from benchmarks.count_instructions import compiler
 from fastcl._library import LIBRARY
 
@@ -92,7 +92,8 @@ def main() -> None:
         return
     if len(args.libraries) < 2:
         parser.error("expected two libraries or more")
-    names = [compiler(path) for path in args.libraries]
+    words = [compiler(path).replace(":", "").split() for path in args.libraries]
+    names = [f"{said[0]} {said[-1]}" for said in words]
     with tempfile.TemporaryDirectory() as text:
         folders = [package_with(path, Path(text, str(i))) for i, path in enumerate(args.libraries)]
         rounds = [[measured(folder) for folder in folders] for _ in range(args.rounds)]
@@ -105,9 +106,10 @@ def main() -> None:
         for i, said in enumerate(names[1:], 1):
             row[f"{said} / {names[0]}"] = statistics.median(found[i][key] / found[0][key] for found in rounds)
         rows.append(row)
-    print(markdown(rows))
+    text = report(rows, f"one thread, medians of {args.rounds} rounds")
+    print(text)
     write_json(args.output.with_suffix(".json"), {"machine": hardware(), "compilers": names, "rows": rows})
-    write_text(args.output.with_suffix(".md"), report(rows, f"one thread, medians of {args.rounds} rounds"))
+    write_text(args.output.with_suffix(".md"), text)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, hardware, markdown, report, write_json, write_text
+from benchmarks.common import RESULTS, hardware, report, write_json, write_text
 
 AT_MOST = 50.0
 # In the process itself, so that the start of the interpreter does not count.
@@ -41,11 +41,12 @@ def main() -> None:
     for name, found in times.items():
         beyond = statistics.median(a - b for a, b in zip(found, times["torch"], strict=True))
         rows.append({"import": name, "ms": statistics.median(found), "beyond torch, ms": beyond})
-    print(markdown(rows))
+    text = report(rows, f"medians of {args.repeats} processes each")
+    print(text)
     met = rows[1]["beyond torch, ms"] <= AT_MOST
     content = {"machine": hardware(), "repeats": args.repeats, "at most": AT_MOST, "met": met, "rows": rows}
     write_json(args.output.with_suffix(".json"), content)
-    write_text(args.output.with_suffix(".md"), report(rows, f"medians of {args.repeats} processes each"))
+    write_text(args.output.with_suffix(".md"), text)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ LOSSES = [f"tests/core/test_{name}.py" for name in (
     "refused", "raw_ops",
 )]  # fmt: skip
 # With another Python or torch the kernels are the same: what calls them is tested.
-SOME = [f"tests/core/test_{name}.py" for name in ("isa", "contrast", "losses")]
+SOME = [f"tests/core/test_{name}.py" for name in ("contrast", "losses")]
 # Emulated, a test takes some hundred times as long: every instruction set in all dtypes, at three shapes.
 FEW = ["tests/core/test_isa.py", "-k", "agrees and 1- and (2-3-5 or 33-31-15 or 65-129-16)"]
 

@@ -24,6 +24,7 @@ from benchmarks import tables_scale
 from benchmarks.cases import CASES, Case, fused, inputs, lean, textbook
 from benchmarks.common import hardware, median_ratio
 from benchmarks.peers import PEERS, Loss, missing
+from fastcl._library import LIBRARY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -71,7 +72,10 @@ PROGRAMS = {
     "scaling": "--only tiny --threads 1 --columns 100,200 --repeats 1",
     "debias": "--seeds 1 --users 40 --items 40 --intents 4 --clicks 4 --epochs 1 --rounds 1 --epochs-a-round 1",
     "negatives": "--only text --items 300 --users 200 --repeats 1",
+    "import": "--repeats 1",
+    "compilers": f"{LIBRARY} {LIBRARY} --rounds 1",
 }
+SLOW = ("negatives", "cached", "import", "compilers")
 
 
 def program(name: str, arguments: list[str], folder: Path) -> tuple[int, str, str]:
@@ -96,7 +100,7 @@ def program(name: str, arguments: list[str], folder: Path) -> tuple[int, str, st
 
 # A process for each peak of memory takes its time.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("negatives", "cached") else ()) for name in PROGRAMS]
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in PROGRAMS]
 )
 def test_program_runs(name: str, tmp_path: Path) -> None:
     output = tmp_path / "results"
