@@ -24,5 +24,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "wheels": lambda: table(results("wheels")),
     "compilers": compilers,
     "imports": imports,
+    "import target": lambda: "met" if results("import")["met"] else "not met",
     "arm loops": lambda: arm_loops.table(results("arm-loops")["rows"]),
 }
