@@ -22,6 +22,7 @@ from benchmarks import (
     front_picture,
     prepare,
     tables_cost,
+    tables_exposure,
     tables_models,
     tables_scale,
     tables_speed,
@@ -32,7 +33,7 @@ from benchmarks.common import write_text
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "assets" / "speed.svg"
-SOURCES = (tables_speed, tables_cost, tables_studies, tables_models, tables_wheels, tables_scale)
+SOURCES = (tables_speed, tables_cost, tables_studies, tables_models, tables_wheels, tables_scale, tables_exposure)
 TABLES: dict[str, Callable[[], str]] = {
     **{name: make for module in SOURCES for name, make in module.TABLES.items()},
     "originals": prepare.listing,

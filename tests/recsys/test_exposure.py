@@ -37,7 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # User 0 clicked two and passed on two; user 4 passed on nothing; user 8 saw nothing.
     shown = {0: ("20 58", "21 30"), 4: ("20", ""), 2: ("22", "23 24"), 6: ("6 40", "41"), 3: ("5", "6")}
     write("random", "user,clicked,passed", [f"{u},{yes},{no}" for u, (yes, no) in shown.items()])
-    late = ["2,30,1,0,0", "2,30,2,1,0", "2,31,3,0,0", "1,7,5,1,1", "8,40,5,1,1", "8,41,5,0,0"]
+    late = ["2,30,1,0,0", "2,30,2,1,0", "2,31,3,0,0", "1,7,5,1,1"]
+    late += [f"{u},{item},5,{click},0" for u in (6, 8) for item, click in ((40, 1), (41, 0))]
     write("standard_late", "user,item,time,click,long_view", late)
     return path
 
@@ -52,7 +53,7 @@ def test_the_files_are_read_as_they_are_meant(folder: Path) -> None:
     assert data.impressions[[31, 32, 8, 20]].tolist() == [3, 2, 2, 1]
     assert data.user[group(data, "uniform", "choosing")].tolist() == [0]
     assert data.user[group(data, "uniform", "reporting")].tolist() == [2, 6]
-    assert data.user[group(data, "biased", "reporting")].tolist() == [2], "a pair with a click is clicked"
+    assert data.user[group(data, "biased", "reporting")].tolist() == [2, 6], "a pair with a click is clicked"
 
 
 def test_auc_and_ndcg_by_hand() -> None:
