@@ -13,12 +13,13 @@ struct Inputs {
   double factor;
 };
 
-inline void check_matrices(const Inputs& in, bool needs_key = true) {
+inline void check_matrices(const Inputs& in, bool needs_key = true, bool other_ids = false) {
   check(in.query.dim() == 2, "query: expected shape [N, D], got ", in.query);
   check(in.key.dim() == 2 || (!needs_key && !present(in.key)), "key: expected shape [M, D], got ", in.key);
   // Backward gets no key when neither key nor bias needs a gradient; then there is nothing to exclude.
   const bool columns = in.key.dim() == 2 && in.key.size(0) != 0;
-  check(!columns || !present(in.row_id) || present(in.col_id), "col_id: expected both row_id and col_id or neither");
+  check(!columns || !present(in.row_id) || present(in.col_id) || other_ids,
+        "col_id: expected both row_id and col_id or neither");
   check(in.positive.dim() == 2 || !present(in.positive), "positive: expected shape [N, D] or [0], got ", in.positive);
 }
 
@@ -40,18 +41,30 @@ inline double shift_of(double given) {
   return given <= std::numeric_limits<double>::lowest() ? -std::numeric_limits<double>::infinity() : given;
 }
 
+// More columns, of which none needs a gradient: they count in lse and mean_key, and backward never sees them. They share
+// query, scale, row_id and cap with the others.
+struct Frozen {
+  Tensor key, bias, id;  // [f, d] or absent, and [f] or absent
+};
+
 struct ForwardArguments {
   Inputs in;
   bool row_grad;
   Expected expected;
+  Frozen frozen;
 
   explicit ForwardArguments(const StableIValue* stack)
       : in{Tensor(stack[0]), Tensor(stack[1]), Tensor(stack[2]), Tensor(stack[3]),   Tensor(stack[4]),
            Tensor(stack[5]), Tensor(stack[6]), Tensor(stack[7]), to_double(stack[8])},
         row_grad(to_bool(stack[9])),
         expected{to_bool(stack[10]), to_bool(stack[11]), shift_of(to_double(stack[12])),
-                 Tensor(stack[13]),  Tensor(stack[14]),  Tensor(stack[15])} {
-    check_matrices(in);
+                 Tensor(stack[13]),  Tensor(stack[14]),  Tensor(stack[15])},
+        frozen{Tensor(stack[16]), Tensor(stack[17]), Tensor(stack[18])} {
+    check_matrices(in, true, present(frozen.id));
+    check(frozen.key.dim() == 2 || !(present(frozen.key) || present(frozen.bias) || present(frozen.id)),
+          "frozen: expected shape [F, D], got ", frozen.key);
+    check(!present(frozen.id) || present(in.row_id) || in.query.size(0) == 0,
+          "row_id: expected one to go with frozen_id");
     const double absent = -std::numeric_limits<double>::infinity();
     check(expected.shift == absent || in.positive.dim() == 2, "shift: expected -inf without a positive");
     const int64_t n = in.query.size(0);

@@ -4,7 +4,7 @@ import collections.abc
 
 import torch
 
-import fastcl.rows
+import fastcl.segments
 from fastcl import nn as nn
 from fastcl._build import config as config
 from fastcl._build import set_isa as set_isa
@@ -124,7 +124,7 @@ def bsl(
     *,
     normalize: bool = True,
     in_batch: bool | None = None,
-    queue: fastcl.rows.Queue | None = None,
+    queue: fastcl.segments.Queue | None = None,
     ids: torch.Tensor | None = None,
     negative_ids: torch.Tensor | None = None,
     log_q: torch.Tensor | None = None,
@@ -148,7 +148,7 @@ def dcl(
     *,
     normalize: bool = True,
     in_batch: bool | None = None,
-    queue: fastcl.rows.Queue | None = None,
+    queue: fastcl.segments.Queue | None = None,
     ids: torch.Tensor | None = None,
     negative_ids: torch.Tensor | None = None,
     log_q: torch.Tensor | None = None,
@@ -170,7 +170,7 @@ def dclw(
     *,
     normalize: bool = True,
     in_batch: bool | None = None,
-    queue: fastcl.rows.Queue | None = None,
+    queue: fastcl.segments.Queue | None = None,
     ids: torch.Tensor | None = None,
     negative_ids: torch.Tensor | None = None,
     log_q: torch.Tensor | None = None,
@@ -193,7 +193,7 @@ def debiased_infonce(
     *,
     normalize: bool = True,
     in_batch: bool | None = None,
-    queue: fastcl.rows.Queue | None = None,
+    queue: fastcl.segments.Queue | None = None,
     ids: torch.Tensor | None = None,
     negative_ids: torch.Tensor | None = None,
     log_q: torch.Tensor | None = None,
@@ -217,7 +217,7 @@ def infonce(
     *,
     normalize: bool = True,
     in_batch: bool | None = None,
-    queue: fastcl.rows.Queue | None = None,
+    queue: fastcl.segments.Queue | None = None,
     ids: torch.Tensor | None = None,
     negative_ids: torch.Tensor | None = None,
     log_q: torch.Tensor | None = None,
@@ -241,7 +241,7 @@ def infonce_plus(
     *,
     normalize: bool = True,
     in_batch: bool | None = None,
-    queue: fastcl.rows.Queue | None = None,
+    queue: fastcl.segments.Queue | None = None,
     ids: torch.Tensor | None = None,
     negative_ids: torch.Tensor | None = None,
     log_q: torch.Tensor | None = None,
@@ -265,7 +265,7 @@ def mine(
     *,
     normalize: bool = True,
     in_batch: bool | None = None,
-    queue: fastcl.rows.Queue | None = None,
+    queue: fastcl.segments.Queue | None = None,
     ids: torch.Tensor | None = None,
     negative_ids: torch.Tensor | None = None,
     log_q: torch.Tensor | None = None,
@@ -287,7 +287,7 @@ def mine_plus(
     *,
     normalize: bool = True,
     in_batch: bool | None = None,
-    queue: fastcl.rows.Queue | None = None,
+    queue: fastcl.segments.Queue | None = None,
     ids: torch.Tensor | None = None,
     negative_ids: torch.Tensor | None = None,
     log_q: torch.Tensor | None = None,
@@ -310,7 +310,7 @@ def sl_at_k(
     *,
     normalize: bool = True,
     in_batch: bool | None = None,
-    queue: fastcl.rows.Queue | None = None,
+    queue: fastcl.segments.Queue | None = None,
     ids: torch.Tensor | None = None,
     negative_ids: torch.Tensor | None = None,
     log_q: torch.Tensor | None = None,

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from fastcl.arithmetic import logaddexp
 from fastcl.checks import as_ids, check_constant, check_tensor, check_weight, readable
 from fastcl.losses import log_mean, unless_empty
-from fastcl.normalize import normalized_together
 from fastcl.registry import registered
-from fastcl.rows import Negatives, Queue, check_batch, reduced, rows_of
+from fastcl.rows import check_batch, reduced, rows_of
+from fastcl.segments import Negatives, Queue
 
 
 class Denominators(nn.Module):
@@ -128,14 +128,8 @@ def sogclr(
         low, high = (x.item() for x in torch.aminmax(index))
         if low < 0 or high >= size:
             raise ValueError(f"index: expected values in [0, {size}), got {low if low < 0 else high}")
-    if normalize:
-        if negative_keys is None:
-            query, positive_key = normalized_together(query, positive_key)
-        else:
-            query, positive_key, negative_keys = normalized_together(query, positive_key, negative_keys)
-    rows = rows_of(
-        query, positive_key, temperature, Negatives(negative_keys, in_batch, queue, ids, negative_ids, None, None)
-    )
+    negatives = Negatives(negative_keys, in_batch, queue, ids, negative_ids, None, None)
+    rows = rows_of(query, positive_key, temperature, negatives, normalize=normalize)
     new = log_mean(rows)
     share = unless_empty(rows, new) - unless_empty(rows, denominators.averaged(index, new))
     return reduced(unless_empty(rows, share.exp() - rows.pos), reduction, weight)

@@ -29,7 +29,8 @@ from fastcl.normalize import normalized_together
 from fastcl.registry import formula_of
 from fastcl.ring import Group, RingLse, agree, own_ids
 from fastcl.ring_pairs import ring_siglip as ring_siglip
-from fastcl.rows import Queue, Rows, check_batch, columns_of, inverse, reduced
+from fastcl.rows import Rows, check_batch, inverse, reduced
+from fastcl.segments import Queue, columns_of
 from fastcl.sharded import sharded_cross_entropy as sharded_cross_entropy
 
 Loss = Callable[..., Tensor]
@@ -303,7 +304,7 @@ def ring(loss: Loss, group: Group = None) -> Loss:
         if log_q is not None:
             pos = pos - log_q.to(pos)
         pairs, hard = ((query, positive_key),), hardness is not None
-        rows = Rows(pos, lse_at(1.0), count, mean, lse_at, pairs, scale, log_q is not None, hard)
+        rows = Rows(pos, lse_at(1.0), count, mean, lse_at, lambda: pairs, scale, log_q is not None, hard)
         value = reduced(formula(rows, **constants), "sum" if reduction == "mean" else reduction, weight)
         return value if reduction == "none" else value * _share(sizes, reduction)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fastcl._library import BUILT
-from fastcl.arithmetic import compute_dtype, finite_or_nan, logsumexp, no_autocast, softmax_weights
+from fastcl.arithmetic import compute_dtype, finite_or_nan, logaddexp, logsumexp, no_autocast, softmax_weights
 
 # The logits held at once take at most 16 MiB in float32: enough work per launch, and small against the inputs.
 _CHUNK_ELEMENTS = 1 << 22
@@ -98,22 +98,34 @@ def forward(
     cap: Tensor,  # [N], or [0]
     factor: float,
     row_grad: bool,
-    *expected: Any,  # unused: only compiled kernels sum over columns in the forward pass
+    *more: Any,  # the expected gradients, unused: only compiled kernels sum over columns here; then the frozen columns
 ) -> tuple[Tensor, ...]:
-    dtype = compute_dtype(query, key, positive)
-    n, m = query.shape[0], key.shape[0]
-    q, k = query.to(dtype), key.to(dtype)
+    frozen, frozen_bias, frozen_id = more[-3:] if more else (query.new_empty(0),) * 3
+    dtype = compute_dtype(query, key, positive, frozen)
+    n = query.shape[0]
+    q = query.to(dtype)
     s = _row_scale(scale, factor, n, q)
     pos = s * (q * positive.to(dtype)).sum(1) if positive.dim() == 2 else q.new_empty(0)
     scaled = q * s[:, None]
-    lse, mean_key = [], []
-    for rows in chunks(n, m):
-        x, out = _logits(scaled, k, bias, row_id, col_id, cap, rows)
-        lse.append(logsumexp(x))
+
+    def sums(key: Tensor, bias: Tensor, col_id: Tensor) -> tuple[Tensor, Tensor]:
+        k, lse, mean_key = key.to(dtype), [], []
+        ids = row_id if col_id.numel() else col_id
+        for rows in chunks(n, k.shape[0]):
+            x, out = _logits(scaled, k, bias, ids, col_id, cap, rows)
+            lse.append(logsumexp(x))
+            if row_grad:
+                mean_key.append(_put(softmax_weights(x, lse[-1]), out, 0.0) @ k)
+        return torch.cat(lse), torch.cat(mean_key) if row_grad else q.new_empty(0)
+
+    lse, mean_key = sums(key, bias, col_id)
+    if frozen.dim() == 2:
+        (own, own_mean), (other, other_mean) = (lse, mean_key), sums(frozen, frozen_bias, frozen_id)
+        lse = logaddexp(own, other)
         if row_grad:
-            mean_key.append(_put(softmax_weights(x, lse[-1]), out, 0.0) @ k)
+            mean_key = softmax_weights(own[:, None], lse) * own_mean + softmax_weights(other[:, None], lse) * other_mean
     nothing = (q.new_empty(0) for _ in range(3))  # three tensors, since the results of an op must not share memory
-    return pos, torch.cat(lse), torch.cat(mean_key) if row_grad else q.new_empty(0), *nothing
+    return pos, lse, mean_key, *nothing
 
 
 @no_autocast

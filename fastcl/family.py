@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fastcl.adjust import NOTHING, Adjustments, Cap, Hardness, Margin
 from fastcl.checks import check_weight
-from fastcl.normalize import normalized_together
 from fastcl.ops import Expected
 from fastcl.registry import registered
-from fastcl.rows import Negatives, Queue, check_batch, reduced, rows_both_ways, rows_of
+from fastcl.rows import check_batch, reduced, rows_both_ways, rows_of
+from fastcl.segments import Negatives, Queue
 
 
 def over_rows(
@@ -89,11 +89,6 @@ def _public(formula: Callable[..., Tensor], beside: Callable[..., float | None] 
     ) -> Tensor:
         check_batch(query, positive_key, negative_keys, temperature, reduction, negative_mode)
         check_weight(weight, query.shape[0], query.device)
-        if normalize:
-            if negative_keys is None:
-                query, positive_key = normalized_together(query, positive_key)
-            else:
-                query, positive_key, negative_keys = normalized_together(query, positive_key, negative_keys)
         negatives = Negatives(negative_keys, in_batch, queue, ids, negative_ids, log_q, negative_log_q)
         adjust = NOTHING
         if hardness is not None or margin is not None or cap is not None:
@@ -104,10 +99,8 @@ def _public(formula: Callable[..., Tensor], beside: Callable[..., float | None] 
         if beside is not None and reduction != "none":
             other = beside(**constants)
             expected = None if other is None else Expected(other, weight=weight)
-        if symmetric:
-            rows = rows_both_ways(query, positive_key, temperature, negatives, expected, adjust)
-        else:
-            rows = rows_of(query, positive_key, temperature, negatives, expected, adjust)
+        both = rows_both_ways if symmetric else rows_of
+        rows = both(query, positive_key, temperature, negatives, expected, adjust, normalize)
         per_row = formula(rows, **constants)
         if per_row.shape != rows.pos.shape:
             what = f"a loss for each row, {list(rows.pos.shape)}, got {list(per_row.shape)}"

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fastcl.arithmetic import compute_dtype, no_autocast
 from fastcl.checks import as_ids, check_constant, matrix
-from fastcl.rows import Queue, columns_of
+from fastcl.segments import Queue, columns_of
 
 # Similarities held at once: 16 MiB in float32.
 _HELD = 1 << 22

@@ -29,10 +29,22 @@ def _(grad: Tensor, unit: Tensor, inverse: Tensor, x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-_forward = torch.ops.fastcl.normalize_forward.default
-_backward = torch.ops.fastcl.normalize_backward.default
+unit_forward = torch.ops.fastcl.normalize_forward.default
+unit_backward = torch.ops.fastcl.normalize_backward.default
 take_zeros("normalize_forward")
 take_zeros("normalize_backward")
+
+
+def in_one_step(*inputs: Tensor) -> bool:
+    """Whether the op serves these inputs: on the CPU, outside compiled code, which fuses the plain form, and of
+    transforms."""
+    return (
+        all([x.is_cpu for x in inputs])
+        and not fallback.FORCED
+        and not torch.compiler.is_compiling()
+        and not functorch_active()
+        and forward_ad._current_level < 0
+    )
 
 
 def normalized(x: Tensor) -> Tensor:
@@ -42,26 +54,19 @@ def normalized(x: Tensor) -> Tensor:
 
 def normalized_together(*inputs: Tensor) -> tuple[Tensor, ...]:
     """Each input `normalized`, in one step of autograd."""
-    plain = (
-        not all([x.is_cpu for x in inputs])
-        or fallback.FORCED
-        or torch.compiler.is_compiling()  # torch.compile fuses the plain form
-        or functorch_active()
-        or forward_ad._current_level >= 0
-    )
-    if plain:
+    if not in_one_step(*inputs):
         for x in inputs:
             in_memory("query or key", x)
-        return tuple([_plain(x)[0] for x in inputs])
+        return tuple([plain(x)[0] for x in inputs])
     rows = [x if x.dim() == 2 and x.is_contiguous() else packed("query or key", x.flatten(0, -2)) for x in inputs]
     if torch.is_grad_enabled() and any([x.requires_grad for x in rows]):
         units = _Normalize.apply(*rows)
     else:
-        units = [_forward(x)[0] for x in rows]
+        units = [unit_forward(x)[0] for x in rows]
     return tuple([unit if x.dim() == 2 else unit.view(x.shape) for unit, x in zip(units, inputs, strict=True)])
 
 
-def _plain(x: Tensor) -> tuple[Tensor, Tensor]:
+def plain(x: Tensor) -> tuple[Tensor, Tensor]:
     x = x.to(compute_dtype(x))
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     # Division by infinity keeps zero vectors zero and makes their gradient zero.
@@ -74,7 +79,7 @@ class _Normalize(Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
-        made = [_forward(x) for x in inputs]
+        made = [unit_forward(x) for x in inputs]
         units = tuple([unit for unit, _ in made])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, *units, *[inverse for _, inverse in made])
@@ -84,7 +89,7 @@ class _Normalize(Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         saved, n = ctx.saved_tensors, len(grads)  # unpacked once; checkpointing refuses to do so twice
         # Grad mode is on in a backward pass with create_graph=True, whose results may be differentiated.
-        run = _differentiable if torch.is_grad_enabled() else _backward
+        run = differentiable if torch.is_grad_enabled() else unit_backward
         return tuple(
             [
                 run(grad.contiguous(), saved[n + i], saved[2 * n + i], saved[i])
@@ -95,7 +100,7 @@ class _Normalize(Function):
         )
 
 
-def _differentiable(grad: Tensor, unit: Tensor, inverse: Tensor, x: Tensor) -> Tensor:
+def differentiable(grad: Tensor, unit: Tensor, inverse: Tensor, x: Tensor) -> Tensor:
     """The backward op in operations that autograd can differentiate, computed from x alone."""
-    unit, norm = _plain(x)
+    unit, norm = plain(x)
     return ((grad - (grad * unit).sum(-1, keepdim=True) * unit) / norm).to(x.dtype)

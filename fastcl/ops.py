@@ -1,7 +1,8 @@
-"""The op `contrast`, which all losses over pos and lse share: schemas, fake kernels, autograd. No loss formula is here.
+"""The op `contrast`, which all losses over pos and lse share: schemas, fake kernels, the public function. No loss
+formula is here.
 
-Its kernels, forward and backward, are in the compiled parts (CPU, CUDA) or in fallback.py (all other devices).
-Gradients of gradients go through the plain torch operations of the fallback.
+Its kernels, forward and backward, are in the compiled parts (CPU, CUDA) or in fallback.py (all other devices). Its
+autograd is in ops_autograd.py; gradients of gradients go through the plain torch operations of the fallback.
 """
 
 import math
@@ -9,17 +10,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import forward_ad
 
 from fastcl import _cuda, fallback
 from fastcl.arithmetic import compute_dtype, logaddexp
 from fastcl.checks import check_columns, check_scale, functorch_active, matrix, vector
-from fastcl.library import LIBRARY, NONE, handed_over, implement, none_for, scale_and_factor
+from fastcl.library import LIBRARY, handed_over, implement, none_for, scale_and_factor
 
 LIBRARY.define(
     "contrast_forward(Tensor query, Tensor key, Tensor positive, Tensor scale, Tensor bias, "
     "Tensor row_id, Tensor col_id, Tensor cap, float factor, bool row_grad, bool key_grad, bool bias_grad, "
-    "float shift, Tensor row_shift, Tensor rest, Tensor row_weight) "
+    "float shift, Tensor row_shift, Tensor rest, Tensor row_weight, Tensor frozen, Tensor frozen_bias, "
+    "Tensor frozen_id) "
     "-> (Tensor pos, Tensor lse, Tensor mean_key, Tensor expected, Tensor key_sum, Tensor bias_sum)"
 )
 LIBRARY.define(
@@ -42,8 +44,9 @@ implement("contrast_backward", fallback.backward)
 @torch.library.register_fake("fastcl::contrast_forward", lib=LIBRARY)
 def _(query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor,
       cap: Tensor, factor: float, row_grad: bool, key_grad: bool, bias_grad: bool, shift: float, row_shift: Tensor,
-      rest: Tensor, row_weight: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
-    dtype = compute_dtype(query, key, positive)
+      rest: Tensor, row_weight: Tensor, frozen: Tensor, frozen_bias: Tensor,
+      frozen_id: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
+    dtype = compute_dtype(query, key, positive, frozen)
     n, d = query.shape
     m = key.shape[0]
     return (
@@ -73,23 +76,27 @@ def _(grad_pos: Tensor, grad_lse: Tensor, query: Tensor, key: Tensor, positive: 
     )
 
 
-forward_op = torch.ops.fastcl.contrast_forward.default
-backward_op = torch.ops.fastcl.contrast_backward.default
+from fastcl.ops_autograd import (  # noqa: E402  reads the ops above
+    NO_FROZEN,
+    NO_SUMS,
+    NO_VECTORS,
+    Eager,
+    Functorch,
+    Given,
+    backward_op,
+    forward_op,
+    in_json,
+    run,
+    units,
+)
 
+__all__ = ["NO_FROZEN", "NO_SUMS", "PLAIN", "Expected", "Frozen", "backward_op", "contrast", "contrast_expecting", "forward_op"]
 
 # The names of the tensors that `contrast` passes to the op, as its caller knows them, for errors.
-_NAMES = ("query", "key", "positive", "scale", "bias", "row_id", "col_id", "cap", "row_shift", "rest", "weight")
-# The arguments of the forward op without sums over columns, and the empty sums for the backward op.
-PLAIN = (False, False, -math.inf, NONE, NONE, NONE)
-NO_SUMS = (NONE, NONE, NONE)
-
-
-def _in_json(shift: float) -> float:
-    """`shift`, with the lowest double in place of -inf, which the op treats alike: AOTInductor writes an op's arguments
-    as JSON, which has no infinity.
-    """
-    # The number is a literal, since under torch.compile(dynamic=True) a variable would be an input of the graph.
-    return max(shift, -1.7976931348623157e308)
+_NAMES = ("query", "key", "positive", "scale", "bias", "row_id", "col_id", "cap")
+_MORE_NAMES = ("row_shift", "rest", "weight", "queue", "queue.log_q", "queue.ids")
+# The arguments of the forward op without sums over columns.
+PLAIN = (False, False, in_json(-math.inf), *NO_VECTORS, *NO_FROZEN)
 
 
 class Expected(NamedTuple):
@@ -134,103 +141,17 @@ def check_shift(shift: float, has_positive: bool) -> None:
         raise ValueError(f"expected.shift: expected -inf where no positive is given, got {shift}")
 
 
-class _Backward(Function):
-    """The backward op as a Function, which makes gradients differentiable, by plain torch with N x M numbers in memory.
-    """
+class Frozen(NamedTuple):
+    """More columns for the rows of a call, which get no gradient: they share query, scale and cap with the others."""
 
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*args: Any) -> tuple[Tensor, ...]:
-        return backward_op(*args)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[:12])
-        ctx.factor, *ctx.wanted = inputs[15:]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        row_id, col_id, cap, lse, mean_key = ctx.saved_tensors[7:]
-        differentiable = ctx.saved_tensors[:7]
-        query_grad, key_grad, positive_grad, scale_grad, bias_grad = ctx.wanted
-        sums = query_grad or key_grad or scale_grad or bias_grad
-        if sums and differentiable[3].dim() != 2:
-            raise RuntimeError(
-                "fastcl.contrast: double backward needs the key, which is not saved unless it requires grad (a queue "
-                "may overwrite it); pass a key that requires grad"
-            )
-
-        def first_order(grad_pos: Tensor, grad_lse: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-            again = fallback.forward(*inputs, row_id, col_id, cap, ctx.factor, True)[1:3] if sums else (lse, mean_key)
-            saved = (row_id, col_id, cap, *again, *NO_SUMS)
-            return fallback.backward(grad_pos, grad_lse, *inputs, *saved, ctx.factor, *ctx.wanted)
-
-        pull_back = torch.func.vjp(first_order, *differentiable)[1]
-        found = (*pull_back(grads), *(None,) * 14)
-        return tuple(g if needed else None for g, needed in zip(found, ctx.needs_input_grad, strict=True))
+    key: Tensor  # [F, D]
+    bias: Tensor | None = None  # [F]
+    id: Tensor | None = None  # [F]; together with row_id
 
 
-def _grads(ctx: Any, grad_pos: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors  # unpacked once; checkpointing refuses to do so twice
-    scale, bias = saved[3:5]
-    needs = ctx.needs_input_grad[:5]
-    # Grad mode is on in a backward pass with create_graph=True, whose results may be differentiated.
-    run = _Backward.apply if torch.is_grad_enabled() else backward_op
-    d_query, d_key, d_positive, d_scale, d_bias = run(
-        grad_pos.contiguous(), grad_lse.contiguous(), *saved, ctx.factor, *needs
-    )
-    if needs[3]:
-        d_scale = (d_scale.sum() if scale.dim() == 0 else d_scale).to(scale.dtype)
-    if needs[4]:
-        d_bias = d_bias.to(bias.dtype)
-    grads = (d_query, d_key, d_positive, d_scale, d_bias)
-    return tuple(g if wanted else None for g, wanted in zip(grads, needs, strict=True))
-
-
-class _Eager(Function):
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor, row_id: Tensor,
-                col_id: Tensor, cap: Tensor, row_shift: Tensor, rest: Tensor, row_weight: Tensor, factor: float,
-                shift: float, expecting: bool) -> Any:  # fmt: skip
-        needs = ctx.needs_input_grad
-        pos, lse, *rows = forward_op(
-            query, key, positive, scale, bias, row_id, col_id, cap, factor, needs[0] or needs[3],
-            expecting and needs[1], expecting and needs[4], shift, row_shift, rest, row_weight,
-        )  # fmt: skip
-        ctx.factor = factor
-        if not (needs[1] or needs[4]):
-            # Frozen columns take no part in the backward pass. They are not saved, so that a queue may be overwritten
-            # between forward and backward.
-            key = bias = col_id = cap = none_for(query)
-        ctx.save_for_backward(query, key, positive, scale, bias, row_id, col_id, cap, lse, *rows)
-        return pos, lse
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return *_grads(ctx, *grads), *(None,) * 9
-
-
-class _Functorch(Function):
-    """`_Eager` for torch.func, which needs `setup_context`. That costs 16 us per call, which plain autograd avoids."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*inputs: Any) -> Any:
-        return forward_op(*inputs, True, False, False, _in_json(-math.inf), *PLAIN[3:])[:3]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _, lse, mean_key = output
-        ctx.mark_non_differentiable(mean_key)
-        *tensors, ctx.factor = inputs
-        # Frozen keys are saved too: torch.func often takes second derivatives, and its functions overwrite no tensors.
-        ctx.save_for_backward(*tensors, lse, mean_key, *NO_SUMS)
-
-    @staticmethod
-    def backward(ctx: Any, grad_pos: Tensor, grad_lse: Tensor, _: Any) -> Any:
-        return *_grads(ctx, grad_pos, grad_lse), *(None,) * 4
+def takes_frozen(query: Tensor) -> bool:
+    """Whether one call can sum over frozen columns beside others."""
+    return query.is_cpu and not functorch_active() and forward_ad._current_level < 0
 
 
 def contrast(
@@ -332,21 +253,34 @@ def contrast_checked(
     row_id: Tensor | None,
     col_id: Tensor | None,
     cap: Tensor | None = None,
+    frozen: Frozen | None = None,
+    unit_rows: bool = False,
+    unit_key: bool = False,
 ) -> tuple[Tensor | None, Tensor]:
-    """`contrast_expecting` for callers that have checked the arguments, under the names of their own arguments."""
+    """`contrast_expecting` for callers that have checked the arguments, under the names of their own arguments.
+
+    `frozen` are more columns, where `takes_frozen` says that they may be; unit_rows: divide the rows of query and
+    positive by their length, unit_key: those of key, both where `normalize.in_one_step` says that it may be asked for.
+    """
     none = none_for(query)
     scale_t, factor = scale_and_factor(scale, none)
-    # Only the kernels for the CPU sum over columns in the forward pass.
-    expecting = expected is not None and query.is_cpu and not fallback.FORCED
-    shift, *vectors = expected if expected is not None and expecting else (-math.inf, None, None, None)
-    shift = _in_json(shift)
     cap = None if cap is None else cap.detach()
-    given = (query, key, positive, scale_t, bias, row_id, col_id, cap, *vectors)
-    tensors = handed_over(_NAMES, given, none)
+    tensors = handed_over(_NAMES, (query, key, positive, scale_t, bias, row_id, col_id, cap), none)
     if functorch_active() or forward_ad._current_level >= 0:  # which has an answer or refuses, as forward mode
-        pos, lse, _ = _Functorch.apply(*tensors[:8], factor)
-    elif torch.is_grad_enabled() and any([t.requires_grad for t in tensors[:5]]):
-        pos, lse = _Eager.apply(*tensors, factor, shift, expecting)
+        pos, lse, _ = Functorch.apply(*tensors, factor)
+        return (None if positive is None else pos), lse
+    q, k, p, s, b, rows, cols, most = tensors
+    learns = torch.is_grad_enabled() and any([t.requires_grad for t in tensors[:5]])
+    # Only the kernels for the CPU sum over columns in the forward pass.
+    expecting = learns and expected is not None and query.is_cpu and not fallback.FORCED
+    shift, *vectors = expected if expecting and expected is not None else (-math.inf, None, None, None)
+    more = handed_over(_MORE_NAMES, (*vectors, *(frozen or (None, None, None))), none)
+    sums, beside = tuple(more[:3]), tuple(more[3:])
+    given = Given(rows, cols, most, factor, expecting, in_json(shift), sums, beside, unit_rows, unit_key)
+    if learns:
+        pos, lse = Eager.apply(q, k, p, s, b, given)
     else:
-        pos, lse, *_ = forward_op(*tensors[:8], factor, False, False, False, shift, none, none, none)
+        if unit_rows:
+            (q, _), (k, _), (p, _) = units(q, k, p, given)
+        pos, lse, *_ = run(q, k, p, s, b, given, (False,) * 5)
     return (None if positive is None else pos), lse

@@ -1,44 +1,32 @@
-"""From a batch to `Rows`: the sources of negatives, the merging of their sums, the refusal of wrong arguments.
+"""From a batch to `Rows`, what a formula sees of it, and the refusal of wrong arguments.
 
-This is what all losses share around the op. No loss formula belongs here. Similarities are computed by the op, except
-those with negatives private to a query, which are too few for a kernel.
+This is what all losses share around the op. No loss formula belongs here. The calls of the op are in batch.py.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastcl.adjust import NOTHING, Adjustments, Harder, graded
-from fastcl.arithmetic import compute_dtype, dot, logaddexp
+from fastcl.adjust import NOTHING, Adjustments
+from fastcl.arithmetic import compute_dtype, dot
+from fastcl.batch import Batch
 from fastcl.both_ways import both_ways, from_one_product
 from fastcl.checks import (
-    as_ids,
     check_reduction,
     check_temperature,
-    check_tensor,
     in_memory,
     is_tensor,
-    matrix,
     on_device,
 )
-from fastcl.columns import Columns, Private, Shared, counted, mean_logit
-from fastcl.negatives import Columns as QueueColumns
-from fastcl.ops import Expected, contrast_checked
-from fastcl.private import private_similarity
+from fastcl.columns import Columns, Match, Shared, counted, mean_logit
+from fastcl.normalize import in_one_step, normalized_together
+from fastcl.ops import Expected, takes_frozen
+from fastcl.segments import Negatives, check_corrected, checked, segments_of
 
-
-class Queue(Protocol):
-    """What a loss reads of a queue; `fastcl.NegativeQueue` is one, which also has `columns`, where empty slots show."""
-
-    @property
-    def keys(self) -> Tensor: ...
-    @property
-    def ids(self) -> Tensor | None: ...
-    @property
-    def log_q(self) -> Tensor | None: ...
+Pairs = tuple[tuple[Tensor, Tensor], ...]
 
 
 @dataclass(slots=True)  # not frozen: that would cost a microsecond a call
@@ -50,12 +38,17 @@ class Rows:
     count: Callable[[], Tensor]  # () -> [N], the number of columns in each row's sum
     mean: Callable[[], Tensor]  # () -> [N], the mean of the logits of the positive and of the row's columns
     lse_at: Callable[[float], Tensor]  # factor -> [N], lse with every similarity times `factor`; one more pass each
-    # (query, positive_key), each [N, D] and normalised if the loss normalises. A symmetric loss has a second pair, the
-    # first exchanged, and all that is [N] here is [2N]: the rows of the one direction, then those of the other.
-    pairs: tuple[tuple[Tensor, Tensor], ...]
+    pairs_of: Callable[[], Pairs]  # () -> pairs
     scale: float | Tensor  # 1 / temperature: a number, [] or [N]
     log_q: bool  # whether logits are corrected by a log q
     hardness: bool = False  # whether negatives have weights of their own
+
+    @property
+    def pairs(self) -> Pairs:
+        """(query, positive_key), each [N, D] and normalised if the loss normalises. A symmetric loss has a second pair,
+        the first exchanged, and all that is [N] here is [2N]: the rows of the one direction, then those of the other.
+        """
+        return self.pairs_of()
 
 
 def _mean(per_row: Tensor) -> Tensor:
@@ -66,51 +59,6 @@ def _mean(per_row: Tensor) -> Tensor:
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"mean": _mean, "sum": torch.sum, "none": lambda loss: loss}
 
 
-class Negatives(NamedTuple):
-    """A caller's sources of negatives, as given."""
-
-    keys: Tensor | None
-    in_batch: bool | None
-    queue: Queue | None
-    ids: Tensor | None
-    key_ids: Tensor | None
-    log_q: Tensor | None
-    key_log_q: Tensor | None
-
-
-class _Segment(NamedTuple):
-    """Columns shared by all rows. `own` marks the batch's positives, among which every row meets its own."""
-
-    keys: Tensor  # [M, D]
-    ids: Tensor | None  # [M]
-    log_q: Tensor | None  # [M]
-    source: str = "negative_keys"
-    own: bool = False
-    held: Tensor | None = None  # [], how many of the M are negatives, where some are empty slots of a queue
-
-    def size(self) -> int | Tensor:
-        return self.keys.shape[0] if self.held is None else self.held
-
-
-def columns_of(queue: Queue, corrected: bool) -> QueueColumns:
-    """corrected: whether the positives have a log q."""
-    read = getattr(queue, "columns", None)
-    if read is None and (isinstance(queue, (Tensor, dict)) or not hasattr(queue, "keys")):
-        raise TypeError(f"queue: expected a NegativeQueue, got {type(queue).__name__}; keys of your own: negative_keys")
-    return QueueColumns(queue.keys, queue.ids, queue.log_q) if read is None else read(corrected)
-
-
-def _segments(positive_key: Tensor, given: Negatives) -> list[_Segment]:
-    segments = []
-    if given.keys is None if given.in_batch is None else given.in_batch:
-        segments.append(_Segment(positive_key, given.ids, given.log_q, "in_batch", own=True))
-    if given.keys is not None and given.keys.dim() == 2:
-        segments.append(_Segment(given.keys, given.key_ids, given.key_log_q))
-    if given.queue is not None:
-        segments.append(_queued(given.queue, given.log_q is not None, positive_key))
-    return segments
-
-
 def rows_of(
     query: Tensor,
     positive_key: Tensor,
@@ -118,98 +66,67 @@ def rows_of(
     given: Negatives,
     expected: Expected | None = None,
     adjust: Adjustments = NOTHING,
+    normalize: bool = False,
 ) -> Rows:
-    """`expected`: of a loss over all negatives of the row, log q not yet in it."""
+    """`expected`: of a loss over all negatives of the row, log q not yet in it. normalize: divide the rows of query,
+    positive_key and negative_keys by their length."""
     scale = inverse(temperature, query, positive_key)
-    n = query.shape[0]
-    given = _checked(given, n, query.device)
+    n, device = query.shape[0], query.device
+    given = checked(given, n, device)
     # Those that learn last: the last one's gradient may be summed on the way, once the others' sums are known.
-    segments = sorted(_segments(positive_key, given), key=lambda segment: segment.keys.requires_grad)
+    segments = segments_of(positive_key, given)
+    if len(segments) > 1:
+        segments.sort(key=lambda segment: segment.keys.requires_grad)
     private = given.keys if given.keys is not None and given.keys.dim() == 3 else None
     if private is not None:  # torch's own products: what the compiled part checks is checked here
         for name, t in (("query", query), ("positive_key", positive_key), ("negative_keys", private)):
             in_memory(name, t)
     if not segments and private is None:
         raise _no_source()
-    _check_corrected(given, segments)
+    check_corrected(given, segments)
 
-    matches: list[tuple[Tensor | None, Tensor | None]] = []
+    matches: list[Match] = []
     for segment in segments:
         row_id, col_id = given.ids, segment.ids
         if segment.own and row_id is None:
-            row_id = col_id = torch.arange(n, device=query.device)
+            row_id = col_id = torch.arange(n, device=device)
         matches.append((None, None) if row_id is None or col_id is None else (row_id, col_id))
 
-    limit = None if adjust.cap is None else adjust.limit(dot(query, positive_key))
+    raw = Batch(query, positive_key, private, segments, matches, given, adjust)
+    batch: Batch | None = None if normalize else raw.limited()
 
-    def merged(
-        scale: float | Tensor, positive: Tensor | None, expected: Expected | None = None
-    ) -> tuple[Tensor | None, Tensor]:
-        pos: Tensor | None = None
-        total = None
-        if private is not None:
-            total = _private_lse(query, private, scale, given, adjust.hardness_of("negative_keys"), limit)
-        for nth, (segment, (row_id, col_id)) in enumerate(zip(segments, matches, strict=True), start=1):
-            bias = None if segment.log_q is None else -segment.log_q
-            at, share = scale, None
-            if beta := adjust.hardness_of(segment.source):
-                at, bias, share = Harder.of(scale, bias, beta)
-            last = nth == len(segments)
-            wanted = expected if last else None
-            if wanted is not None:
-                wanted = wanted.beside(total, share)
-            pos, lse = contrast_checked(
-                wanted,
-                query,
-                segment.keys,
-                positive if last else None,
-                at,
-                bias,
-                row_id,
-                col_id,
-                None if limit is None else limit * at,
-            )
-            if share is not None:
-                lse = graded(lse, share)
-            total = lse if total is None else logaddexp(total, lse)
-        assert total is not None
-        return pos, total
+    def ready() -> Batch:  # made when it is asked for: the op normalises for itself
+        nonlocal batch
+        batch = raw.normalised().limited() if batch is None else batch
+        return batch
 
+    pos: Tensor | None
     if adjust is NOTHING:
         if expected is not None and given.log_q is not None:
             expected = expected._replace(row_shift=-given.log_q)
-        pos, lse = merged(scale, positive_key, expected)
+        beside = len(segments) == 2 and not segments[0].keys.requires_grad and takes_frozen(query)
+        if private is None and (beside or len(segments) == 1):
+            in_op = normalize and in_one_step(query, positive_key, segments[-1].keys)
+            pos, lse = (raw if in_op else ready()).at_once(scale, expected, in_op)
+        else:
+            pos, lse = ready().merged(scale, ready().positive_key, expected)
         if pos is None:
-            pos = dot(query, positive_key) * scale
+            pos = dot(ready().query, ready().positive_key) * scale
         if given.log_q is not None:
             pos = pos - given.log_q.to(pos)
     else:  # the kernel's own `pos` would have the scale of its segment, and no margin
-        pos = adjust.moved(dot(query, positive_key)) * scale
+        pos = adjust.moved(dot(ready().query, ready().positive_key)) * scale
         if given.log_q is not None:
             pos = pos - given.log_q.to(pos)
-        _, lse = merged(scale, None, None if expected is None else expected.with_positive(pos))
-
-    def columns() -> list[Columns]:
-        if limit is not None:
-            raise ValueError("cap: expected none with a loss that averages over its negatives, got one")
-        found: list[Columns] = [
-            Shared(segment.keys, segment.log_q, match, segment.size())
-            for segment, match in zip(segments, matches, strict=True)
-        ]
-        if private is not None:
-            excluded: Tensor | None = None
-            if given.ids is not None and given.key_ids is not None:
-                excluded = given.key_ids == given.ids[:, None]
-            found.append(Private(private.shape[1], excluded, lambda: _private_logits(query, private, scale, given)))
-        return found
+        _, lse = ready().merged(scale, None, None if expected is None else expected.with_positive(pos))
 
     return Rows(
         pos,
         lse,
-        count=lambda: counted(columns(), n, query.device),
-        mean=lambda: mean_logit(columns(), query, scale, pos),
-        lse_at=lambda factor: merged(scale * factor, None)[1],
-        pairs=((query, positive_key),),
+        count=lambda: counted(raw.columns(scale), n, device),
+        mean=lambda: mean_logit(ready().columns(scale), ready().query, scale, pos),
+        lse_at=lambda factor: ready().merged(scale * factor, None)[1],
+        pairs_of=lambda: ((ready().query, ready().positive_key),),
         scale=scale,
         log_q=given.log_q is not None,
         hardness=adjust.hardness is not None,
@@ -223,9 +140,12 @@ def rows_both_ways(
     given: Negatives,
     expected: Expected | None = None,
     adjust: Adjustments = NOTHING,
+    normalize: bool = False,
 ) -> Rows:
     """`rows_of` the batch, and behind them those of the batch with query and positive_key exchanged."""
     check_symmetric(given, temperature)
+    if normalize:
+        query, positive_key = normalized_together(query, positive_key)
     pairs = ((query, positive_key), (positive_key, query))
     if adjust is not NOTHING or not from_one_product(query, positive_key):
         each = [rows_of(*pair, temperature, given, expected, adjust) for pair in pairs]
@@ -235,14 +155,14 @@ def rows_both_ways(
             count=lambda: torch.cat([rows.count() for rows in each]),
             mean=lambda: torch.cat([rows.mean() for rows in each]),
             lse_at=lambda factor: torch.cat([rows.lse_at(factor) for rows in each]),
-            pairs=pairs,
+            pairs_of=lambda: pairs,
             scale=each[0].scale,
             log_q=False,
             hardness=each[0].hardness,
         )
     scale = inverse(temperature, query, positive_key)
     n, device = query.shape[0], query.device
-    given = _checked(given, n, device)
+    given = checked(given, n, device)
     if given.in_batch is False:
         raise _no_source()
     pos, lse = both_ways(query, positive_key, scale, given.ids)
@@ -261,7 +181,7 @@ def rows_both_ways(
         count=lambda: counted(columns(positive_key), n, device).repeat(2),
         mean=mean,
         lse_at=lambda factor: both_ways(query, positive_key, scale * factor, given.ids)[1],
-        pairs=pairs,
+        pairs_of=lambda: pairs,
         scale=scale,
         log_q=False,
     )
@@ -269,31 +189,6 @@ def rows_both_ways(
 
 def _no_source() -> ValueError:
     return ValueError("in_batch: expected True, negative_keys or a queue, got no source of negatives")
-
-
-def _private_lse(
-    query: Tensor, keys: Tensor, scale: float | Tensor, given: Negatives, beta: float, limit: Tensor | None
-) -> Tensor:
-    """The sum over keys [N, K, D] of which each row has its own: N * K logits are no more than the keys themselves."""
-    similarity = private_similarity(query, keys)
-    logits = _private_logits(query, keys, scale, given, similarity)
-    if beta:
-        logits = logits + beta * similarity.detach()
-    if given.ids is not None and given.key_ids is not None:
-        logits = logits.masked_fill(given.key_ids == given.ids[:, None], -torch.inf)
-    if limit is not None:
-        logits = logits.masked_fill(similarity > limit[:, None], -torch.inf)
-    # The gradient of logsumexp in a row of -inf alone is NaN; such a row gets a constant instead.
-    empty = (logits == -torch.inf).all(1)
-    return torch.logsumexp(logits.masked_fill(empty[:, None], 0.0), 1).masked_fill(empty, -torch.inf)
-
-
-def _private_logits(
-    query: Tensor, keys: Tensor, scale: float | Tensor, given: Negatives, similarity: Tensor | None = None
-) -> Tensor:
-    similarity = private_similarity(query, keys) if similarity is None else similarity
-    logits = similarity * (scale[:, None] if isinstance(scale, Tensor) and scale.dim() else scale)
-    return logits if given.key_log_q is None else logits - given.key_log_q.to(logits)
 
 
 def inverse(temperature: float | Tensor, *inputs: Tensor) -> float | Tensor:
@@ -358,38 +253,3 @@ def check_symmetric(given: Negatives, temperature: float | Tensor) -> None:
         raise ValueError(f"symmetric: expected a single temperature, got one a row {list(temperature.shape)}")
 
 
-def _checked(given: Negatives, n: int, device: torch.device) -> Negatives:
-    """`given` with ids as int64."""
-    per_key = None if given.keys is None else tuple(given.keys.shape[:-1])
-    for name, t in (("negative_ids", given.key_ids), ("negative_log_q", given.key_log_q)):
-        if t is not None and per_key is None:
-            raise ValueError(f"{name}: expected negative_keys to go with it, got none")
-    if given.ids is not None:
-        given = given._replace(ids=as_ids("ids", given.ids, (n,), device))
-    if given.key_ids is not None and per_key is not None:
-        if given.ids is None:
-            raise ValueError("ids: expected the ids of the positives to compare negative_ids with, got None")
-        given = given._replace(key_ids=as_ids("negative_ids", given.key_ids, per_key, device))
-    if given.log_q is not None:
-        check_tensor("log_q", given.log_q, (n,), device)
-    if given.key_log_q is not None and per_key is not None:
-        check_tensor("negative_log_q", given.key_log_q, per_key, device)
-    return given
-
-
-def _queued(queue: Queue, corrected: bool, query: Tensor) -> _Segment:
-    keys, ids, log_q, held = columns_of(queue, corrected)
-    matrix("queue", keys, None, query.shape[1], query.device)
-    if ids is not None:
-        ids = as_ids("queue.ids", ids, (keys.shape[0],), query.device)
-    if log_q is not None:
-        check_tensor("queue.log_q", log_q, (keys.shape[0],), query.device)
-    return _Segment(keys.detach(), ids, log_q, "queue", held=held)
-
-
-def _check_corrected(given: Negatives, segments: list[_Segment]) -> None:
-    corrected = [given.log_q is not None]
-    corrected += [s.log_q is not None for s in segments if s.held is None and s.keys.shape[0]]
-    corrected += [given.key_log_q is not None] if given.keys is not None and given.keys.dim() == 3 else []
-    if any(corrected) and not all(corrected):
-        raise ValueError("log_q: expected for the positive and every source of negatives, or for none, got it for some")

@@ -27,7 +27,8 @@ from fastcl.checks import (
 from fastcl.losses import infonce
 from fastcl.ops import Expected, contrast_expecting
 from fastcl.registry import Function, registered
-from fastcl.rows import Queue, inverse, reduced
+from fastcl.rows import inverse, reduced
+from fastcl.segments import Queue
 
 
 @registered("SampledSoftmax", inputs=3)

@@ -46,7 +46,7 @@ def package() -> str:
             parts.append(f"from {getattr(fastcl, name).__module__} import {name} as {name}\n")
     imports = sorted(part for part in parts if part.startswith("from"))
     functions = [part for part in parts if not part.startswith("from")]
-    opening = "import collections.abc\n\nimport torch\n\nimport fastcl.rows\nfrom fastcl import nn as nn\n"
+    opening = "import collections.abc\n\nimport torch\n\nimport fastcl.segments\nfrom fastcl import nn as nn\n"
     names = "".join(f'    "{name}",\n' for name in fastcl.__all__)
     text = f"{HEAD}{opening}{''.join(imports)}\n__version__: str\n__all__ = [\n{names}]\n\n"
     return text + "\n".join(functions)
@@ -61,7 +61,7 @@ def module(loss: Loss) -> str:
 
 
 def modules() -> str:
-    known = "import fastcl.positives\nimport fastcl.rows\nfrom fastcl.module import LossModule\n\n"
+    known = "import fastcl.positives\nimport fastcl.segments\nfrom fastcl.module import LossModule\n\n"
     opening = f"import collections.abc\n\nimport torch\n\n{known}"
     return HEAD + opening + "\n".join(module(loss) for loss in LOSSES.values())
 

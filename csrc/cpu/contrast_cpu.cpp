@@ -7,6 +7,19 @@
 namespace fastcl {
 namespace {
 
+// log(e^a + e^b), also where both are infinite.
+template <class T>
+T add_exp(T a, T b) {
+  if (a == b) return a + static_cast<T>(0.693147180559945309417232121458);
+  return (a > b ? a : b) + std::log1p(std::exp(-std::fabs(a - b)));
+}
+
+// The share of a part in the whole, by the logarithms of both.
+template <class T>
+T share_of(T part, T whole) {
+  return part == -std::numeric_limits<T>::infinity() ? T(0) : std::exp(part - whole);
+}
+
 // The gradient expected at lse of row i (the formula is at `Expected` in arguments.h).
 template <class T>
 struct ExpectedGradient {
@@ -27,22 +40,61 @@ struct ExpectedGradient {
     return out;
   }
 
-  T operator()(int64_t i, const T* pos, const T* lse) const {
+  T operator()(int64_t i, const T* pos, T lse) const {
     constexpr T infinity = std::numeric_limits<T>::infinity();
-    if (lse[i] == -infinity) return 0;
-    if (lse[i] == infinity)
+    if (lse == -infinity) return 0;
+    if (lse == infinity)
       return std::numeric_limits<T>::quiet_NaN();  // LogSumExp drops such weights: NaN makes backward recompute them
     T other = static_cast<T>(in.shift);
     if (other != -infinity) other += pos[i];
     if (present(in.row_shift)) other += row_shift[i];
     if (present(in.rest)) other = add_exp(other, rest[i]);
-    const T sigmoid = 1 / (1 + std::exp(other - lse[i]));
+    const T sigmoid = 1 / (1 + std::exp(other - lse));
     return present(in.weight) ? weight[i] * sigmoid : sigmoid;
   }
+};
 
-  static T add_exp(T a, T b) {
-    const T high = a > b ? a : b;
-    return high == -std::numeric_limits<T>::infinity() ? high : high + std::log1p(std::exp(-std::fabs(a - b)));
+// The sums of the rows over the frozen columns.
+template <class T>
+struct FrozenSums {
+  bool there;
+  Buffer<T> lse, mean;  // [n], and [n, d] if rows have gradients
+
+  explicit FrozenSums(const ForwardArguments& a)
+      : there(present(a.frozen.key)),
+        lse(there ? a.in.query.size(0) : 0),
+        mean(there && a.row_grad ? a.in.query.size(0) * a.in.query.size(1) : 0) {
+    if (!there) return;
+    const auto absent = [] { return Tensor::empty({0}, aoti_torch_dtype_float32()); };
+    const bool ids = present(a.frozen.id);
+    const Inputs in{a.in.query.share(),  a.frozen.key.share(),  absent(),
+                    a.in.scale.share(),  a.frozen.bias.share(), ids ? a.in.row_id.share() : absent(),
+                    a.frozen.id.share(), a.in.cap.share(),      a.in.factor};
+    const Problem<T> p(in);
+    Side<T> side = p.by_query(in);
+    side.pass.reduced = lse.get();
+    side.pass.out = {a.row_grad ? mean.get() : nullptr, compute_type<T>()};
+    p.driver().run(side.pass, &Kernels<T>::log_sum_exp);
+  }
+
+  T whole(int64_t i, T part) const { return there ? add_exp(part, lse[i]) : part; }
+
+  // Adds these columns to the results for all others.
+  void join(const Problem<T>& p, T* own_lse, T* own_mean) const {
+    if (!there) return;
+    const Buffer<T> own(p.n), other(p.n);
+    parallel_for(0, p.n, grain(8 * p.d), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const T total = add_exp(own_lse[i], lse[i]);
+        own[i] = share_of(own_lse[i], total);
+        other[i] = share_of(lse[i], total);
+        own_lse[i] = total;
+      }
+      if (own_mean == nullptr) return;
+      constexpr DType type = compute_type<T>();
+      p.kernels.row_combine(own.get(), Matrix{own_mean, type}, other.get(), Matrix{mean.get(), type}, p.d, begin, end,
+                            MutableMatrix{own_mean, type});
+    });
   }
 };
 
@@ -72,14 +124,17 @@ void forward(const ForwardArguments& a, StableIValue* results) {
   Pass<T>& pass = side.pass;
   pass.reduced = lse.write<T>();
   pass.out = {a.row_grad ? mean_key.write<void>() : nullptr, compute_type<T>()};
+  const FrozenSums<T> frozen(a);
   const auto driver = p.driver();
   if (columns && p.n != 0 && driver.can_keep(pass)) {
     const ExpectedGradient<T> expect(expected, p);
     T* sent = gradient.write<T>();
     const auto factors = [&](int64_t begin, int64_t end, T* factor, T* extra) {
       for (int64_t i = begin; i < end; ++i) {
-        sent[i] = extra[i - begin] = expect(i, pos.read<T>(), pass.reduced);
-        factor[i - begin] = sent[i] * p.scale[i];
+        const T whole = frozen.whole(i, pass.reduced[i]);
+        sent[i] = expect(i, pos.read<T>(), whole);
+        extra[i - begin] = frozen.there ? sent[i] * share_of(pass.reduced[i], whole) : sent[i];
+        factor[i - begin] = extra[i - begin] * p.scale[i];
       }
     };
     driver.run_with_columns(pass, &Kernels<T>::log_sum_exp, factors, p.query, key_sum.write<T>(),
@@ -89,6 +144,7 @@ void forward(const ForwardArguments& a, StableIValue* results) {
     // Nothing was summed. No gradient is proportional to NaN, so backward will compute its own sums.
     for (int64_t i = 0; columns && i < p.n; ++i) gradient.write<T>()[i] = std::numeric_limits<T>::quiet_NaN();
   }
+  frozen.join(p, pass.reduced, a.row_grad ? mean_key.write<T>() : nullptr);
 
   Tensor* out[] = {&pos, &lse, &mean_key, &gradient, &key_sum, &bias_sum};
   for (int i = 0; i < 6; ++i) results[i] = out[i]->release();
@@ -220,7 +276,7 @@ void backward(const BackwardArguments& a, StableIValue* results) {
 
 void contrast_forward(StableIValue* stack, uint64_t, uint64_t) {
   const ForwardArguments a(stack);
-  if (is_double(a.in.query) || is_double(a.in.key) || is_double(a.in.positive)) {
+  if (is_double(a.in.query) || is_double(a.in.key) || is_double(a.in.positive) || is_double(a.frozen.key)) {
     forward<double>(a, stack);
   } else {
     forward<float>(a, stack);

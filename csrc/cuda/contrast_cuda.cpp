@@ -7,6 +7,7 @@ namespace {
 
 void contrast_forward(StableIValue* stack, uint64_t, uint64_t) {
   const ForwardArguments a(stack);
+  check(!present(a.frozen.key), "frozen: expected none on CUDA, where other columns are another call");
   const Device device(a.in.query);
   const bool wide = is_double(a.in.query) || is_double(a.in.key) || is_double(a.in.positive);
   const Operands o(device, a.in, wide);

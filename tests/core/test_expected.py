@@ -33,7 +33,7 @@ def test_expected_gradients_are_those_of_the_general_path(
     n, m, d = shape
     weight, rest, row_shift = torch.rand(n), torch.randn(n), torch.randn(n)
     pos, lse, mean_key, expected, key_sum, bias_sum = ops.forward_op(
-        *inputs, True, True, True, math.log(0.3), row_shift, rest, weight
+        *inputs, True, True, True, math.log(0.3), row_shift, rest, weight, *ops.NO_FROZEN
     )
     other = torch.logaddexp(pos + math.log(0.3) + row_shift, rest.to(pos))
     torch.testing.assert_close(expected, weight.to(pos) * torch.sigmoid(lse - other), rtol=1e-5, atol=1e-7)
@@ -50,7 +50,7 @@ def test_expected_gradients_are_those_of_the_general_path(
 
 def test_the_sums_are_used_if_and_only_if_the_gradient_is_as_expected(isa: str) -> None:
     inputs = (*problem(20, 100, 8, torch.float32), 1.0)
-    _, lse, mean_key, expected, key_sum, bias_sum = ops.forward_op(*inputs, True, True, True, 0.0, NONE, NONE, NONE)
+    _, lse, mean_key, expected, key_sum, bias_sum = ops.forward_op(*inputs, True, True, True, 0.0, NONE, NONE, NONE, *ops.NO_FROZEN)
     wanted = (False, True, False, False, False)
     marked = torch.full_like(key_sum, 7.0)
 
@@ -71,7 +71,7 @@ def test_the_sums_are_used_if_and_only_if_the_gradient_is_as_expected(isa: str) 
 def test_nothing_is_kept_where_it_would_be_too_much() -> None:
     query, key = torch.randn(3, 2, requires_grad=True), torch.randn(300_000, 2, requires_grad=True)
     inputs = (query.detach(), key.detach(), *(NONE,) * 6, 1.0)
-    expected = ops.forward_op(*inputs, True, True, False, -math.inf, NONE, NONE, NONE)[3]
+    expected = ops.forward_op(*inputs, True, True, False, -math.inf, NONE, NONE, NONE, *ops.NO_FROZEN)[3]
     assert expected.isnan().all()
     fastcl.dcl(query, query.detach(), key, normalize=False, temperature=1.0).backward()
     weights = torch.softmax(query.detach() @ key.detach().T, 1)

@@ -32,11 +32,12 @@ def _arguments(dtype: torch.dtype = torch.float32) -> dict[str, list]:
     q, k, p = randn(N, D, as_=dtype), randn(M, D, as_=dtype), randn(N, D, as_=dtype)
     row, col = torch.arange(N) % 3, torch.arange(M) % 2
     columns = [randn(M), row, col, 1.3]
-    rest = [1.3, True, True, True, 0.5, randn(N), randn(N), randn(N)]
+    frozen = [randn(3, D, as_=dtype), randn(3), torch.arange(3)]
+    rest = [1.3, True, True, True, 0.5, randn(N), randn(N), randn(N), *frozen]
     forward = [q, k, p, randn(N), *columns[:3], 3 * randn(N).abs(), *rest]
     _, lse, *sums = ops.forward_op(*forward)
     offset, grad = randn(N), randn(N)
-    unit, inverse = normalize._forward(q)
+    unit, inverse = normalize.unit_forward(q)
     ways = [q.to(wide), p.to(wide), row]
     _, _, *logits = both_ways._forward(*ways, 1.3)
     words = [randn(N, 3, D, as_=dtype), randn(M, 5, D, as_=dtype)]
@@ -61,8 +62,8 @@ RUN = {
     "contrast_backward": ops.backward_op,
     "softplus_sum_forward": ops_pairwise.forward_op,
     "softplus_sum_backward": ops_pairwise.backward_op,
-    "normalize_forward": normalize._forward,
-    "normalize_backward": normalize._backward,
+    "normalize_forward": normalize.unit_forward,
+    "normalize_backward": normalize.unit_backward,
     "both_ways_forward": both_ways._forward,
     "both_ways_backward": both_ways._backward,
     "maxsim_forward": tokens.forward_op,
@@ -157,8 +158,10 @@ def absent_ones_are_refused_where_they_are_needed() -> int:
         (ops.forward_op, forward, {2: NONE}),  # a shift without a positive
         (ops.forward_op, forward, {2: NONE, 12: float("nan")}),
         (ops.forward_op, forward, {1: NONE}),
-        (ops.forward_op, forward, {6: NONE}),  # ids of rows alone
+        (ops.forward_op, forward, {6: NONE, 18: NONE}),  # ids of rows alone
         (ops.forward_op, forward, {5: NONE}),
+        (ops.forward_op, forward, {5: NONE, 6: NONE}),  # ids of frozen columns alone
+        (ops.forward_op, forward, {16: NONE}),  # a bias and ids of no frozen columns
         (ops.backward_op, backward, {4: NONE}),  # the gradient of a positive that is not there
         (ops.backward_op, backward, {4: NONE.half()}),
         (ops.backward_op, backward, {3: NONE}),

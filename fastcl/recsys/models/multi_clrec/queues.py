@@ -10,11 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fastcl.arithmetic import softplus
+from fastcl.arithmetic import logaddexp, softplus
 from fastcl.negatives import NegativeQueue
 from fastcl.ops import Expected, contrast, contrast_expecting
 from fastcl.recsys.models.clrec.queues import SOURCES
-from fastcl.rows import logaddexp
 
 
 class Queued(NamedTuple):
