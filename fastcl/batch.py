@@ -33,11 +33,11 @@ class Batch:
     limit: Tensor | None = None  # [N], the adjustments' cap
 
     def normalised(self) -> "Batch":
-        keys = [] if self.given.keys is None else [self.given.keys]
-        query, positive_key, *keys = normalized_together(self.query, self.positive_key, *keys)
-        rows = {"in_batch": positive_key, "negative_keys": keys[0] if keys else positive_key}
+        more = [] if self.given.keys is None or self.given.keys is self.query else [self.given.keys]
+        query, positive_key, *more = normalized_together(self.query, self.positive_key, *more)
+        rows = {"in_batch": positive_key, "negative_keys": more[0] if more else query}
         segments = [each._replace(keys=rows.get(each.source, each.keys)) for each in self.segments]
-        private = None if self.private is None else keys[0]
+        private = None if self.private is None else more[0]
         return Batch(query, positive_key, private, segments, self.matches, self.given, self.adjust)
 
     def limited(self) -> "Batch":

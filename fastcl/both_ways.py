@@ -15,6 +15,7 @@ from fastcl import fallback
 from fastcl.arithmetic import compute_dtype, logsumexp, no_autocast
 from fastcl.checks import packed, readable
 from fastcl.library import LIBRARY, NONE, take_zeros
+from fastcl.normalize import plain, unit_backward, unit_forward
 
 # The results are in the dtype of query, which is that of key.
 LIBRARY.define(
@@ -72,12 +73,14 @@ def both_ways(
     key: Tensor,  # [N, D]
     scale: float | Tensor,  # a number or []
     ids: Tensor | None,  # [N]
+    unit: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """pos and lse [2N]: first those of query against key, then those of key against query, over columns of other ids.
 
-    Without ids row i leaves out column i alone. Everything else is as in `fastcl.contrast`.
+    Without ids row i leaves out column i alone. unit: divide the rows of query and key by their length first.
+    Everything else is as in `fastcl.contrast`.
     """
-    return _BothWays.apply(query, key, scale, ids)
+    return _BothWays.apply(query, key, scale, ids, unit)
 
 
 def _differentiable(q: Tensor, k: Tensor, scale: float | Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -89,44 +92,58 @@ def _differentiable(q: Tensor, k: Tensor, scale: float | Tensor, ids: Tensor | N
     return pos, torch.cat((logsumexp(x), logsumexp(x.T)))
 
 
-def _given(query: Tensor, key: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    return [
-        t if t.dtype == dtype and t.is_contiguous() else packed(name, t).to(dtype)
-        for name, t in (("query", query), ("positive_key", key))
-    ]
+def _given(query: Tensor, key: Tensor, dtype: torch.dtype, unit: bool) -> list[Tensor]:
+    """Query and key as the op takes them; if `unit`, with rows of length 1, and behind them the inverse lengths."""
+    rows = [t if t.is_contiguous() else packed(name, t) for name, t in (("query", query), ("positive_key", key))]
+    if not unit:
+        return [t if t.dtype == dtype else t.to(dtype) for t in rows]
+    (q, by_query), (k, by_key) = (unit_forward(t) for t in rows)
+    return [q.to(dtype), k.to(dtype), by_query, by_key]
 
 
 class _BothWays(Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, scale: float | Tensor, ids: Tensor | None) -> Any:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, scale: float | Tensor, ids: Tensor | None, unit: bool
+    ) -> tuple[Tensor, Tensor]:
         dtype = compute_dtype(query, key)
         ctx.number = scale.item() if isinstance(scale, Tensor) else scale
         learned = scale if isinstance(scale, Tensor) else None
-        q, k = _given(query, key, dtype)
+        q, k, *lengths = _given(query, key, dtype, unit)
         pos, lse, *logits = _forward(q, k, NONE if ids is None else ids, ctx.number)
-        ctx.save_for_backward(query, key, learned, ids, *logits)
+        ctx.unit = unit
+        ctx.save_for_backward(query, key, learned, ids, *logits, *((q, k, *lengths) if unit else ()))
         return pos, lse
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        query, key, scale, ids, *logits = ctx.saved_tensors  # unpacked once; checkpointing refuses to do so twice
+        query, key, scale, ids, logits, sums, *units = ctx.saved_tensors  # unpacked once; checkpointing refuses twice
         needs = ctx.needs_input_grad
         dtype = grads[0].dtype
         # Grad mode is on in a backward pass with create_graph=True, whose results may be differentiated.
         if torch.is_grad_enabled():
             inputs = [t for t, needed in zip((query, key, scale), needs, strict=False) if needed]
-            q, k = query.to(dtype), key.to(dtype)
-            results = no_autocast(_differentiable)(q, k, ctx.number if scale is None else scale.to(dtype), ids)
+            q, k = (plain(t)[0] if ctx.unit else t for t in (query, key))
+            number = ctx.number if scale is None else scale.to(dtype)
+            results = no_autocast(_differentiable)(q.to(dtype), k.to(dtype), number, ids)
             found = iter(torch.autograd.grad(results, inputs, grads, create_graph=True))
-            return *(next(found) if needed else None for needed in needs[:3]), None
-        q, k = _given(query, key, dtype)
+            return *(next(found) if needed else None for needed in needs[:3]), None, None
+        q, k, *lengths = units if ctx.unit else _given(query, key, dtype, False)
         grad_pos, grad_lse = (grad.contiguous() for grad in grads)
         d_query, d_key = _backward(
-            grad_pos, grad_lse, q, k, NONE if ids is None else ids, *logits, ctx.number, needs[0] or needs[2], needs[1]
-        )
+            grad_pos, grad_lse, q, k, NONE if ids is None else ids, logits, sums, ctx.number, needs[0] or needs[2],
+            needs[1],
+        )  # fmt: skip
+        d_scale = (torch.dot(q.view(-1), d_query.view(-1)) / ctx.number).to(scale.dtype) if needs[2] else None
+        if ctx.unit:
+            if needs[0]:
+                d_query = unit_backward(d_query, q, lengths[0], query.contiguous())
+            if needs[1]:
+                d_key = unit_backward(d_key, k, lengths[1], key.contiguous())
         return (
             d_query.to(query.dtype) if needs[0] else None,
             d_key.to(key.dtype) if needs[1] else None,
-            (torch.dot(q.view(-1), d_query.view(-1)) / ctx.number).to(scale.dtype) if needs[2] else None,
+            d_scale,
+            None,
             None,
         )

@@ -90,10 +90,21 @@ from fastcl.ops_autograd import (  # noqa: E402  reads the ops above
     units,
 )
 
-__all__ = ["NO_FROZEN", "NO_SUMS", "PLAIN", "Expected", "Frozen", "backward_op", "contrast", "contrast_expecting", "forward_op"]
+__all__ = [
+    "NO_FROZEN",
+    "NO_SUMS",
+    "PLAIN",
+    "Expected",
+    "Frozen",
+    "backward_op",
+    "contrast",
+    "contrast_expecting",
+    "forward_op",
+]
 
 # The names of the tensors that `contrast` passes to the op, as its caller knows them, for errors.
 _NAMES = ("query", "key", "positive", "scale", "bias", "row_id", "col_id", "cap")
+_ABSENT = (None, None, None)
 _MORE_NAMES = ("row_shift", "rest", "weight", "queue", "queue.log_q", "queue.ids")
 # The arguments of the forward op without sums over columns.
 PLAIN = (False, False, in_json(-math.inf), *NO_VECTORS, *NO_FROZEN)
@@ -273,9 +284,12 @@ def contrast_checked(
     learns = torch.is_grad_enabled() and any([t.requires_grad for t in tensors[:5]])
     # Only the kernels for the CPU sum over columns in the forward pass.
     expecting = learns and expected is not None and query.is_cpu and not fallback.FORCED
-    shift, *vectors = expected if expecting and expected is not None else (-math.inf, None, None, None)
-    more = handed_over(_MORE_NAMES, (*vectors, *(frozen or (None, None, None))), none)
-    sums, beside = tuple(more[:3]), tuple(more[3:])
+    shift, *vectors = expected if expecting and expected is not None else (-math.inf, *_ABSENT)
+    sums: tuple[Tensor, ...] = (none, none, none)
+    beside = sums
+    if frozen is not None or any([t is not None for t in vectors]) or torch.compiler.is_compiling():
+        more = handed_over(_MORE_NAMES, (*vectors, *(frozen or _ABSENT)), none)
+        sums, beside = tuple(more[:3]), tuple(more[3:])
     given = Given(rows, cols, most, factor, expecting, in_json(shift), sums, beside, unit_rows, unit_key)
     if learns:
         pos, lse = Eager.apply(q, k, p, s, b, given)

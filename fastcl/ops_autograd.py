@@ -111,12 +111,18 @@ def run(
     )  # fmt: skip
 
 
-def units(query: Tensor, key: Tensor, positive: Tensor, given: Given) -> tuple[tuple[Tensor, Tensor], ...]:
+def units(query: Tensor, key: Tensor, positive: Tensor, given: Given) -> list[tuple[Tensor, Tensor]]:
     """For each of the three its rows divided by their length, where `given` asks for it, and the inverse lengths."""
-    unit_query, unit_positive = unit_forward(query), unit_forward(positive)
-    if not given.unit_key:
-        return unit_query, (key, NONE), unit_positive
-    return unit_query, unit_positive if key is positive else unit_forward(key), unit_positive
+    found = [unit_forward(query), (key, NONE), unit_forward(positive)]
+    if given.unit_key:
+        owner = _owner(query, key, positive)
+        found[1] = unit_forward(key) if owner == 1 else found[owner]
+    return found
+
+
+def _owner(query: Tensor, key: Tensor, positive: Tensor) -> int:
+    """Which of the three the keys are, by place: often the positives (in-batch negatives) or the queries."""
+    return 2 if key is positive else 0 if key is query else 1
 
 
 class Eager(Function):
@@ -130,11 +136,11 @@ class Eager(Function):
         lengths: tuple[Tensor, ...] = ()
         if given.unit_rows:
             raw = query, key, positive
+            # Where the keys are other rows as well, one gradient serves both.
+            ctx.owner = _owner(*raw) if given.unit_key else 1
             (query, by_query), (key, by_key), (positive, by_positive) = units(*raw, given)
-            # Where the keys are the positives (in-batch negatives), one gradient serves both.
-            ctx.one = raw[1] is raw[2] and given.unit_key
             lengths = raw[0], by_query, raw[2], by_positive
-            lengths += (raw[1], by_key) if learns and given.unit_key and not ctx.one else (NONE, NONE)
+            lengths += (raw[1], by_key) if learns and given.unit_key and ctx.owner == 1 else (NONE, NONE)
         pos, lse, *rows = run(query, key, positive, scale, bias, given, needs)
         row_id, col_id, cap = given[:3]
         if not learns:
@@ -150,23 +156,21 @@ class Eager(Function):
         needs = ctx.needs_input_grad[:5]
         if not ctx.unit_rows:
             return *_grads(ctx, grad_pos, grad_lse, saved, needs, ctx.frozen), None
-        *saved, query, by_query, positive, by_positive, key, by_key = saved
+        *units, query, by_query, positive, by_positive, key, by_key = saved
+        owner = ctx.owner
         back: Callable[..., Tensor] = unit_backward
         if torch.is_grad_enabled():
             back = differentiable
-            saved[0], saved[2] = plain(query)[0], plain(positive)[0]
-            if needs[1]:
-                saved[1] = saved[2] if ctx.one else plain(key)[0] if key.dim() == 2 else saved[1]
-        d_query, d_key, d_positive, d_scale, d_bias = _grads(ctx, grad_pos, grad_lse, saved, needs, ctx.frozen)
-        if d_query is not None:
-            d_query = back(d_query, saved[0], by_query, query)
-        if d_key is not None and ctx.one:
-            d_positive, d_key = d_positive + d_key, None
-        elif d_key is not None and key.dim() == 2:
-            d_key = back(d_key, saved[1], by_key, key)
-        if d_positive is not None:
-            d_positive = back(d_positive, saved[2], by_positive, positive)
-        return d_query, d_key, d_positive, d_scale, d_bias, None
+            units[0], units[2] = plain(query)[0], plain(positive)[0]
+            if needs[1] and (owner != 1 or key.dim() == 2):
+                units[1] = plain(key)[0] if owner == 1 else units[owner]
+        grads = _grads(ctx, grad_pos, grad_lse, units, needs, ctx.frozen)
+        if grads[1] is not None and owner != 1:
+            grads[owner], grads[1] = grads[owner] + grads[1], None
+        for place, rows, by in ((0, query, by_query), (1, key, by_key), (2, positive, by_positive)):
+            if grads[place] is not None and rows.dim() == 2:
+                grads[place] = back(grads[place], units[place], by, rows)
+        return *grads, None
 
 
 class Functorch(Function):

@@ -93,9 +93,10 @@ def rows_of(
         matches.append((None, None) if row_id is None or col_id is None else (row_id, col_id))
 
     raw = Batch(query, positive_key, private, segments, matches, given, adjust)
+
     batch: Batch | None = None if normalize else raw.limited()
 
-    def ready() -> Batch:  # made when it is asked for: the op normalises for itself
+    def ready() -> Batch:  # made when it is asked for, since the op can normalise for itself
         nonlocal batch
         batch = raw.normalised().limited() if batch is None else batch
         return batch
@@ -144,18 +145,16 @@ def rows_both_ways(
 ) -> Rows:
     """`rows_of` the batch, and behind them those of the batch with query and positive_key exchanged."""
     check_symmetric(given, temperature)
-    if normalize:
-        query, positive_key = normalized_together(query, positive_key)
-    pairs = ((query, positive_key), (positive_key, query))
     if adjust is not NOTHING or not from_one_product(query, positive_key):
-        each = [rows_of(*pair, temperature, given, expected, adjust) for pair in pairs]
+        swapped = ((query, positive_key), (positive_key, query))
+        each = [rows_of(*pair, temperature, given, expected, adjust, normalize) for pair in swapped]
         return Rows(
             torch.cat([rows.pos for rows in each]),
             torch.cat([rows.lse for rows in each]),
             count=lambda: torch.cat([rows.count() for rows in each]),
             mean=lambda: torch.cat([rows.mean() for rows in each]),
             lse_at=lambda factor: torch.cat([rows.lse_at(factor) for rows in each]),
-            pairs_of=lambda: pairs,
+            pairs_of=lambda: each[0].pairs + each[1].pairs,
             scale=each[0].scale,
             log_q=False,
             hardness=each[0].hardness,
@@ -165,14 +164,22 @@ def rows_both_ways(
     given = checked(given, n, device)
     if given.in_batch is False:
         raise _no_source()
-    pos, lse = both_ways(query, positive_key, scale, given.ids)
+    pos, lse = both_ways(query, positive_key, scale, given.ids, normalize)
+
+    units: tuple[Tensor, ...] = () if normalize else (query, positive_key)
+
+    def pairs() -> Pairs:
+        nonlocal units
+        units = units or normalized_together(query, positive_key)
+        q, k = units
+        return (q, k), (k, q)
 
     def columns(keys: Tensor) -> list[Columns]:
         ids = torch.arange(n, device=device) if given.ids is None else given.ids
         return [Shared(keys, None, (ids, ids), n)]
 
     def mean() -> Tensor:
-        sides = zip(pairs, pos.chunk(2), strict=True)
+        sides = zip(pairs(), pos.chunk(2), strict=True)
         return torch.cat([mean_logit(columns(keys), rows, scale, own) for (rows, keys), own in sides])
 
     return Rows(
@@ -180,8 +187,8 @@ def rows_both_ways(
         lse,
         count=lambda: counted(columns(positive_key), n, device).repeat(2),
         mean=mean,
-        lse_at=lambda factor: both_ways(query, positive_key, scale * factor, given.ids)[1],
-        pairs_of=lambda: pairs,
+        lse_at=lambda factor: both_ways(query, positive_key, scale * factor, given.ids, normalize)[1],
+        pairs_of=pairs,
         scale=scale,
         log_q=False,
     )

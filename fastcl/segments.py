@@ -55,7 +55,7 @@ def columns_of(queue: Queue, corrected: bool) -> QueueColumns:
 
 
 def segments_of(positive_key: Tensor, given: Negatives) -> list[Segment]:
-    """In any order. ValueError without a source."""
+    """In any order; none where the caller gives no source."""
     segments = []
     if given.keys is None if given.in_batch is None else given.in_batch:
         segments.append(Segment(positive_key, given.ids, given.log_q, "in_batch", own=True))
@@ -68,6 +68,8 @@ def segments_of(positive_key: Tensor, given: Negatives) -> list[Segment]:
 
 def checked(given: Negatives, n: int, device: torch.device) -> Negatives:
     """`given` with ids as int64."""
+    if given.ids is given.key_ids is given.log_q is given.key_log_q is None:
+        return given
     per_key = None if given.keys is None else tuple(given.keys.shape[:-1])
     for name, t in (("negative_ids", given.key_ids), ("negative_log_q", given.key_log_q)):
         if t is not None and per_key is None:
@@ -96,6 +98,9 @@ def _queued(queue: Queue, corrected: bool, query: Tensor) -> Segment:
 
 
 def check_corrected(given: Negatives, segments: list[Segment]) -> None:
+    """ValueError if only some of the columns have a log q."""
+    if given.log_q is given.key_log_q is None and all([s.log_q is None for s in segments]):
+        return
     corrected = [given.log_q is not None]
     corrected += [s.log_q is not None for s in segments if s.held is None and s.keys.shape[0]]
     corrected += [given.key_log_q is not None] if given.keys is not None and given.keys.dim() == 3 else []

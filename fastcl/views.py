@@ -58,13 +58,11 @@ def nt_xent(
     """
     check_tensor("view1", view1, ("B", "D"))
     check_tensor("view2", view2, tuple(view1.shape), view1.device)
-    both = normalized(torch.cat([view1, view2]))
+    both = torch.cat([view1, view2])
     partner = both.roll(view1.shape[0], 0)
     # One id per sample takes the anchor and its partner out of the sum; the partner enters it again as the positive.
     ids = torch.arange(both.shape[0], device=both.device).remainder_(view1.shape[0])
-    return infonce(
-        both, partner, both, temperature, reduction, normalize=False, ids=ids, negative_ids=ids, weight=weight
-    )
+    return infonce(both, partner, both, temperature, reduction, ids=ids, negative_ids=ids, weight=weight)
 
 
 @registered("SupCon", inputs=2)
