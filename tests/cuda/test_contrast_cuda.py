@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 import fastcl
-from fastcl import fallback, library, ops, ops_pairwise
+from fastcl import fallback, library, ops, ops_autograd, ops_pairwise
 from fastcl.recsys import CLRec, SASRec
 
 EMULATED = "FASTCL_EMULATED_OP" in os.environ
@@ -173,8 +173,8 @@ def test_models_train_as_on_the_chunked_path(model_class: Any, monkeypatch: pyte
     trained = []
     for chunked in (False, True):
         if chunked:
-            monkeypatch.setattr(ops, "forward_op", fallback.forward)
-            monkeypatch.setattr(ops, "backward_op", fallback.backward)
+            monkeypatch.setattr(ops_autograd, "forward_op", fallback.forward)
+            monkeypatch.setattr(ops_autograd, "backward_op", fallback.backward)
         options = {"negatives": 40} if model_class is CLRec else {}
         model = model_class(items(), seed=1, dropout=0.0, batch=16, **options, **OPTIONS).to(DEVICE)
         optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
