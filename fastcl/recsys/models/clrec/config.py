@@ -84,8 +84,8 @@ class CLRecConfig:
     id_dropout: float = setting(
         0.0,
         """Share of the items of a batch that are encoded by their features alone, drawn anew for each batch: dropout
-        of whole ids. Needs features everywhere. It was meant for items without clicks; where it was measured, on the
-        bundled purchases, it found fewer of these and more of the items with clicks.""",
+        of whole ids. Needs features everywhere. It was meant for items without clicks. Of two sets it ranked these
+        better among themselves on one and worse on the other, and found fewer of them among all items on both.""",
     )
     samples: int = setting(64, 'Items that objective "negative_sampling" draws for each pair.')
     propensity: str = setting(
