@@ -1,6 +1,6 @@
 """What size costs: steps of training from 10^4 items on, by dense tables and by rows, on one process and on two, with
-their memory; CLRec with momentum; saves; validation; the first batch of an epoch; lists from an index; raw logs to
-clicks with Spark (which must be installed).
+their memory; steps by rows in pages of 4 KiB; CLRec with momentum; saves; validation; the first batch of an epoch;
+lists from an index; raw logs to clicks with Spark (which must be installed).
 
     python -m benchmarks.bench_scale [--only steps,saves,...] [--items 10000,100000] [--processes 1,2]
 
@@ -25,10 +25,10 @@ from benchmarks.common import chosen, hardware, markdown, numbers, write_json
 from fastcl.recsys.training import processes
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
-SIZES = "10000,100000,1000000"
-KINDS = ("steps", "momentum", "saves", "validations", "first", "index", "spark")
+SIZES = "10000,100000,400000,1000000"
+KINDS = ("steps", "pages", "momentum", "saves", "validations", "first", "index", "spark")
 TABLES = ("dense", "rows")
-NAME = {"momentum": "steps", "first": "first_batch"}
+NAME = {"pages": "steps", "momentum": "steps", "first": "first_batch"}
 SPARK = 10_000_000
 FIRST = (30_000, 300_000)  # users of 30 clicks each
 
@@ -38,6 +38,8 @@ def questions(kind: str, sizes: list[int], counts: list[int], tables: list[str])
         return [{"users": users, "processes": 1} for users in FIRST]
     if kind == "spark":
         return [{"rows": SPARK, "master": "local[2]", "processes": 1}]
+    if kind == "pages":
+        return [{"items": size, "table": "rows", "large_pages": False, "processes": 1} for size in sizes]
     if kind == "momentum":
         return [{"items": size, "table": "dense", "momentum": 0.99, "processes": 1} for size in sizes]
     if kind == "index":

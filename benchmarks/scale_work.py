@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastcl import pages
 from fastcl.recsys import Cases, CLRec, Histories, Items, SASRec, Split, export, open_index, recommend
 from fastcl.recsys.data.ids import Ids
 from fastcl.recsys.data.scoring import frozen
@@ -82,8 +83,12 @@ def run_of(items: int, table: str, **options: Any) -> loop.Run:
     return run
 
 
-def steps(items: int, table: str, rounds: int = 9, momentum: float = 0.0) -> dict[str, Any]:
+def steps(
+    items: int, table: str, rounds: int = 9, momentum: float = 0.0, large_pages: bool = True
+) -> dict[str, Any]:
     """A step of training: the loss, the gradients, the optimiser; and the making of its batch."""
+    if not large_pages:
+        pages.LEAST = sys.maxsize
     before = own()
     size = processes.count()
     options = {"momentum": momentum, "negatives_from": "vectors"} if momentum else {}

@@ -148,6 +148,47 @@ def workers() -> str:
     return markdown(rows)
 
 
+def small_pages() -> str:
+    """CPU time of a step by rows of one process."""
+    return markdown(
+        [
+            {
+                "items": f"{row['items']:,}",
+                "pages of 2 MiB, CPU ms": f"{large['CPU ms']:.0f}",
+                "pages of 4 KiB, CPU ms": f"{row['CPU ms']:.0f}",
+            }
+            for row in found("pages")
+            for large in found("steps", items=row["items"], table="rows", processes=1)
+        ]
+    )
+
+
+def curves() -> str:
+    """NDCG@10 after each epoch, and the largest difference between the two kinds of table in any of the epochs."""
+    kinds: dict[str, list[Row]] = {"dense": [], "rows": []}
+    for row in results("curves")["rows"]:
+        kinds[row["table"]].append(row)
+    lines = []
+    for dense in kinds["dense"]:
+        asked = ("data", "model", "options", "epochs", "seed")
+        (rows,) = [row for row in kinds["rows"] if all(row[name] == dense[name] for name in asked)]
+        of_each = [[f"{value:.4f}" for value in row["ndcg@10"]] for row in (dense, rows)]
+        apart = max(abs(one - other) for one, other in zip(dense["ndcg@10"], rows["ndcg@10"], strict=True))
+        settings = ", ".join(f"{name}={value}" for name, value in dense["options"].items())
+        lines.append(
+            {
+                "data": dense["data"].partition("/")[2],
+                "model": f"{dense['model']} ({settings})" if settings else dense["model"],
+                "seed": dense["seed"],
+                "dense": ", ".join(of_each[0]),
+                "rows": ", ".join(of_each[1]),
+                "largest difference": f"{apart:.6f}",
+                "popularity": f"{dense['popularity']:.4f}",
+            }
+        )
+    return markdown(lines)
+
+
 def largest() -> str:
     return f"{measured()['items']:,}"
 
@@ -164,8 +205,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "scale lists": lists,
     "scale spark": spark,
     "scale momentum": momentum,
+    "scale pages": small_pages,
+    "scale curves": curves,
     "scale largest": largest,
     "scale rows": lambda: f"{measured()['distinct rows']:,.0f}",
     "scale million": partial(over, 10**6, 1),
     "scale million on two": partial(over, 10**6, 2),
+    "scale 400,000 on two": partial(over, 400_000, 2),
 }

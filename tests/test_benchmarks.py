@@ -6,6 +6,7 @@ What they measure is not tested here; no figure is looked at.
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import os
 import runpy
@@ -142,8 +143,30 @@ def test_results_name_preloaded_libraries_without_their_folders(monkeypatch: pyt
 
 
 @pytest.mark.slow
+def test_curves_are_measured_once_for_each_table_and_seed(tmp_path: Path) -> None:
+    for name in ("amazon/Toys_and_Games", "movielens/ml-1m"):
+        path = tmp_path / f"{name}.txt.gz"
+        path.parent.mkdir()
+        rows = (f"{user} " + " ".join(str(1 + (user * 3 + n) % 40) for n in range(8)) for user in range(1, 41))
+        path.write_bytes(gzip.compress("\n".join(rows).encode()))
+    output, states = tmp_path / "curves.json", tmp_path / "states"
+    asked = ["--data", str(tmp_path), "--seeds", "1", "--output", str(output), "--states", str(states)]
+    for only in ("amazon", "", "clrec"):
+        code, _, err = program("curves", [*asked, "--only", only], tmp_path)
+        assert code == 0, err
+    rows = json.loads(output.read_text())["rows"]
+    assert [(row["data"], row["table"]) for row in rows] == [
+        (name, table) for name in ("amazon/Toys_and_Games", "movielens/ml-1m") for table in ("dense", "rows")
+    ]
+    for dense, by_rows in zip(rows[::2], rows[1::2], strict=True):
+        assert len(dense["ndcg@10"]) == dense["epochs"]
+        assert dense["ndcg@10"] == pytest.approx(by_rows["ndcg@10"], abs=3e-4)
+
+
+@pytest.mark.slow
 def test_scale_measures_what_it_is_asked_for(tmp_path: Path) -> None:
-    arguments = ["--only", "steps,validations,saves,index", "--items", "3000", "--tables", "rows", "--processes", "1,2"]
+    kinds = "steps,pages,validations,saves,index"
+    arguments = ["--only", kinds, "--items", "3000", "--tables", "rows", "--processes", "1,2"]
     command = [sys.executable, "-m", "benchmarks.bench_scale", *arguments, "--output", str(tmp_path / "scale")]
     subprocess.run(command, cwd=ROOT, check=True)
     found = json.loads((tmp_path / "scale.json").read_text())
@@ -152,6 +175,7 @@ def test_scale_measures_what_it_is_asked_for(tmp_path: Path) -> None:
             (3000, "rows", 1),
             (3000, "rows", 2),
         ]
+    assert [row["large_pages"] for row in found["pages"]] == [False]
     assert found["index"][0]["recall@50"] > 0.5
     assert (tmp_path / "scale.png").exists()
 
