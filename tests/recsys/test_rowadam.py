@@ -308,14 +308,14 @@ def test_state_of_another_table_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [CLRec, SASRec])
-def test_curves_on_real_data_are_those_of_whole_tables(kind: type[Model]) -> None:
+@pytest.mark.parametrize(("kind", "epochs"), [(CLRec, 2), (SASRec, 4)])
+def test_curves_on_real_data_are_those_of_whole_tables(kind: type[Model], epochs: int) -> None:
     """On larger data and with two seeds: benchmarks/bench_curves.py."""
     split = bundled("movies").split()
     options = {"loss": "popular", "samples": 500} if kind is SASRec else {}
     curves = []
     for table in ("dense", "rows"):
-        lines = fit(make(kind, split, seed=1, table=table, **options), split, epochs=2, seed=1, progress=False)
+        lines = fit(make(kind, split, seed=1, table=table, **options), split, epochs=epochs, seed=1, progress=False)
         curves.append([line["ndcg@10"] for line in lines])
     assert curves[0] == pytest.approx(curves[1], abs=3e-4)
     by_chance = sum(1 / np.log2(np.arange(2, 12))) / len(split.items)
