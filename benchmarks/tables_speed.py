@@ -133,6 +133,21 @@ def variant(name: str) -> str:
     )
 
 
+def both_directions() -> str:
+    """`symmetric=True` with backward against the leanest eager form."""
+    return markdown(
+        [
+            {
+                "N x D": f"{row['shape'][0]:,} x {row['shape'][2]:,}",
+                "threads": row["threads"],
+                "fastcl, ms": row["ms"],
+                "leanest eager / fastcl": over(row, "lean"),
+            }
+            for row in results("contrast-cpu-clip")["rows"]
+        ]
+    )
+
+
 def machine(name: str = "contrast-cpu") -> str:
     found = results(name)
     facts = found["machine"]
@@ -272,6 +287,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory": memory,
     "threads": threads,
     "columns": columns,
+    "both directions": both_directions,
     "overhead": overhead,
     "instructions": instructions,
     "us forward": partial(call, "forward"),
