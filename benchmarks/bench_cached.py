@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import fastcl
 from benchmarks.bench_memory import peak_over
-from benchmarks.common import hardware, numbers, report, write_json, write_text
+from benchmarks.common import hardware, numbers, publish, report
 
 LAYERS, WIDTH, HEADS, LENGTH, WORDS = 4, 128, 4, 32, 1000
 
@@ -114,10 +114,7 @@ def main() -> None:
         )
     what = f"{LAYERS} layers of width {WIDTH}, {LENGTH} tokens a row, float32, {args.threads} threads"
     page = report(rows, f"one step of InfoNCE over a Transformer, {what}")
-    print(page)
-    if args.output:
-        write_json(args.output.with_suffix(".json"), {"machine": hardware(), "what": what, "rows": rows})
-        write_text(args.output.with_suffix(".md"), page)
+    publish(page, {"machine": hardware(), "what": what, "rows": rows}, args.output)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import torch
 
 import fastcl
 from benchmarks.cases import Case, fused, inputs
-from benchmarks.common import RESULTS, hardware, report, step, write_json, write_text
+from benchmarks.common import RESULTS, hardware, publish, report, step
 from benchmarks.count_instructions import compiler
 from fastcl._library import LIBRARY
 
@@ -107,9 +107,7 @@ def main() -> None:
             row[f"{said} / {names[0]}"] = statistics.median(found[i][key] / found[0][key] for found in rounds)
         rows.append(row)
     text = report(rows, f"one thread, medians of {args.rounds} rounds")
-    print(text)
-    write_json(args.output.with_suffix(".json"), {"machine": hardware(), "compilers": names, "rows": rows})
-    write_text(args.output.with_suffix(".md"), text)
+    publish(text, {"machine": hardware(), "compilers": names, "rows": rows}, args.output)
 
 
 if __name__ == "__main__":

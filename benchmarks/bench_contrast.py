@@ -35,10 +35,9 @@ from benchmarks.common import (
     median_ratio,
     numbers,
     products,
+    publish,
     report,
     step,
-    write_json,
-    write_text,
 )
 from benchmarks.peers import PEERS, Loss, missing
 
@@ -178,10 +177,7 @@ def main() -> None:
     print()
     page = report([shown(row) for row in rows], f"medians of {args.repeats} alternating repetitions")
     page += "\nSlower than a peer:\n\n" + "".join(f"- {line}\n" for line in losing(rows) or ["nowhere"])
-    print(page)
-    if args.output:
-        write_json(args.output.with_suffix(".json"), {"machine": hardware(), "repeats": args.repeats, "rows": rows})
-        write_text(args.output.with_suffix(".md"), page)
+    publish(page, {"machine": hardware(), "repeats": args.repeats, "rows": rows}, args.output)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.bench_memory import resident
-from benchmarks.common import chosen, machine, report, write_json, write_text
+from benchmarks.common import chosen, machine, publish, report
 from fastcl.recsys import ContrastVAE, Interactions, Split, fit
 from fastcl.recsys.evaluation.ranking import evaluate
 from fastcl.recsys.models.batching import Packed
@@ -156,11 +156,8 @@ def main() -> None:
     ]
     settings = ", ".join(f"{key} {value}" for key, value in AUTHORS.items())
     page = report(rows, f"{names[0]}, {settings}, blocks 1, one thread") + "\n" + report(memory, "peak resident set")
-    print(page)
-    if args.output:
-        found = {"machine": machine(), "settings": AUTHORS, "epoch": rows, "memory": memory}
-        write_json(args.output.with_suffix(".json"), found)
-        write_text(args.output.with_suffix(".md"), page)
+    found = {"machine": machine(), "settings": AUTHORS, "epoch": rows, "memory": memory}
+    publish(page, found, args.output)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, hardware, report, write_json, write_text
+from benchmarks.common import RESULTS, hardware, publish, report
 
 AT_MOST = 50.0
 # In the process itself, so that the start of the interpreter does not count.
@@ -42,11 +42,9 @@ def main() -> None:
         beyond = statistics.median(a - b for a, b in zip(found, times["torch"], strict=True))
         rows.append({"import": name, "ms": statistics.median(found), "beyond torch, ms": beyond})
     text = report(rows, f"medians of {args.repeats} processes each")
-    print(text)
     met = rows[1]["beyond torch, ms"] <= AT_MOST
     content = {"machine": hardware(), "repeats": args.repeats, "at most": AT_MOST, "met": met, "rows": rows}
-    write_json(args.output.with_suffix(".json"), content)
-    write_text(args.output.with_suffix(".md"), text)
+    publish(text, content, args.output)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import fastcl
 from benchmarks.bench_memory import peak_over
-from benchmarks.common import alternate, chosen, hardware, median_ratio, report, step, write_json, write_text
+from benchmarks.common import alternate, chosen, hardware, median_ratio, publish, report, step
 
 Score = Callable[[Tensor, Tensor], Tensor]
 
@@ -118,10 +118,7 @@ def main() -> None:
     rows = [measured(name, args.repeats, args.threads) for name in names]
     what = f"{args.threads} threads, medians of {args.repeats}"
     page = report(rows, f"queries, documents, tokens of a query, tokens of a document, features; {what}")
-    print(page)
-    if args.output:
-        write_json(args.output.with_suffix(".json"), {"machine": hardware(), "what": what, "rows": rows})
-        write_text(args.output.with_suffix(".md"), page)
+    publish(page, {"machine": hardware(), "what": what, "rows": rows}, args.output)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases import CASES, Case, Inputs, fused, inputs, lean, textbook
-from benchmarks.common import all_thread_counts, chosen, hardware, numbers, report, write_json, write_text
+from benchmarks.common import all_thread_counts, chosen, hardware, numbers, publish, report
 from benchmarks.peers import PEERS, Loss, missing
 
 AT_MOST_MB = 64
@@ -119,10 +119,7 @@ def main() -> None:
             print(".", end="", flush=True)
     print()
     page = report(rows, "peak resident set of forward+backward beyond inputs and gradients, float32")
-    print(page)
-    if args.output:
-        write_json(args.output.with_suffix(".json"), {"machine": hardware(), "rows": rows})
-        write_text(args.output.with_suffix(".md"), page)
+    publish(page, {"machine": hardware(), "rows": rows}, args.output)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.bench_memory import resident
-from benchmarks.common import chosen, hardware, median_ratio, numbers, report, write_json, write_text
+from benchmarks.common import chosen, hardware, median_ratio, numbers, publish, report
 from fastcl.recsys import CLRec, Feature, Histories, Items
 
 MEAN_LENGTH, TEXT, HIDDEN = 8, 768, 1536
@@ -186,10 +186,7 @@ def main() -> None:
     print()
     note = f"{size[0]:,} items, batch 256, 2,560 negatives, D 64; target with features {TARGET} of sampled softmax"
     page = report(rows, note)
-    print(page)
-    if args.output:
-        write_json(args.output.with_suffix(".json"), {"machine": hardware(), "note": note, "rows": rows})
-        write_text(args.output.with_suffix(".md"), page)
+    publish(page, {"machine": hardware(), "note": note, "rows": rows}, args.output)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,9 @@ from benchmarks.common import (
     hardware,
     median_ratio,
     numbers,
+    publish,
     report,
     step,
-    write_json,
-    write_text,
 )
 from fastcl import reference
 
@@ -92,10 +91,7 @@ def main() -> None:
                 }
             )
     page = report(rows, f"{N} x {M} x {D}, medians of {args.repeats} alternating repetitions")
-    print(page)
-    if args.output:
-        write_json(args.output.with_suffix(".json"), {"machine": hardware(), "repeats": args.repeats, "rows": rows})
-        write_text(args.output.with_suffix(".md"), page)
+    publish(page, {"machine": hardware(), "repeats": args.repeats, "rows": rows}, args.output)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,9 @@ from benchmarks.common import (
     markdown,
     median_ratio,
     numbers,
+    publish,
     report,
     step,
-    write_json,
-    write_text,
 )
 
 LARGE = ("moco", "batch", "ntxent", "beauty", "items", "wide")
@@ -136,11 +135,9 @@ def main() -> None:
     note = f"medians of {args.repeats} alternating repetitions; columns on {args.threads[0]}"
     page = report(by_threads, note) if by_threads else ""
     page += f"\nNanoseconds per element of {N} x M, D = {D}\n\n{markdown(by_columns)}\n"
-    print(page)
+    facts = {"machine": hardware(), "repeats": args.repeats, "threads": by_threads, "columns": by_columns}
+    publish(page, facts, args.output)
     if args.output:
-        facts = {"machine": hardware(), "repeats": args.repeats, "threads": by_threads, "columns": by_columns}
-        write_json(args.output.with_suffix(".json"), facts)
-        write_text(args.output.with_suffix(".md"), page)
         plot(args.columns, by_columns, args.output.with_suffix(".png"))
 
 

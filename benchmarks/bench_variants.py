@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fastcl
-from benchmarks.common import alternate, chosen, hardware, median_ratio, report, step, write_json, write_text
+from benchmarks.common import alternate, chosen, hardware, median_ratio, publish, report, step
 from fastcl import reference
 
 D, CLASSES, OWN = 128, 4096, 8
@@ -185,10 +185,7 @@ def main() -> None:
     rows = [measured(name, args.rows, args.repeats) for name in names]
     what = f"{args.rows:,} rows and keys of {D} features, {CLASSES:,} classes, float32, {args.threads} threads"
     page = report(rows, f"{what}; forward and backward, medians of {args.repeats}")
-    print(page)
-    if args.output:
-        write_json(args.output.with_suffix(".json"), {"machine": hardware(), "what": what, "rows": rows})
-        write_text(args.output.with_suffix(".md"), page)
+    publish(page, {"machine": hardware(), "what": what, "rows": rows}, args.output)
 
 
 if __name__ == "__main__":

@@ -161,3 +161,11 @@ def write_text(path: Path, content: str) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def publish(page: str, content: Any, output: Path | None) -> None:
+    """Prints a page of results; with `output`, a path without suffix, it also becomes a file beside its JSON."""
+    print(page)
+    if output is not None:
+        write_json(output.with_suffix(".json"), content)
+        write_text(output.with_suffix(".md"), page)
