@@ -1,12 +1,13 @@
 """Quality of a warm start after one epoch against training anew, by weeks.
 
-    python -m benchmarks.bench_weeks --data FOLDER
+    python -m benchmarks.bench_weeks --data FOLDER [--states build/weeks]
 
 FOLDER holds the Amazon data (amazon/Toys_and_Games). The log is cut at the begin of each of its last weeks. A model
 that trained on all clicks before a cut is tested on the clicks of the week behind it (`fastcl.recsys.later`). Compared
 are: a training anew of all epochs at each cut; one epoch anew; one epoch that begins with the model of the cut before
 (a chain of such epochs behind one whole training); and the whole training of the first cut, left as it is. The cases of
-a week are the same for all of them. Writes results/weeks.json after each week; "measured" counts those that it holds.
+a week are the same for all of them. Writes results/weeks.json after each week; "measured" counts those that it holds,
+and the program goes on behind them with the models in --states, or trains those of the chain again.
 """
 
 import argparse
@@ -37,6 +38,8 @@ from fastcl.recsys import (
     evaluate,
     fit,
     later,
+    load,
+    save,
 )
 from fastcl.recsys.models.carrying import carry
 
@@ -87,13 +90,18 @@ def main() -> None:
     parser.add_argument("--weeks", type=int, default=WEEKS)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("-o", "--out", type=Path, default=RESULTS / "weeks.json")
+    parser.add_argument("--states", type=Path, default=Path("build/weeks"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     data = timed(NAME, args.data)
     assert data.log.time is not None
     end = float(data.log.time.max()) + 1
     settings = {"weeks": args.weeks, "epochs": args.epochs, "model": "clrec", "seed": 0, "data": NAME}
-    rows: list[dict[str, Any]] = []
+    earlier = json.loads(args.out.read_text()) if args.out.exists() else {"settings": {}}
+    measured = earlier["settings"].pop("measured", 0)
+    if earlier["settings"] != settings:
+        earlier, measured = {"rows": []}, 0
+    rows: list[dict[str, Any]] = earlier["rows"]
     left: Model | None = None
     chain: Model | None = None
 
@@ -108,7 +116,15 @@ def main() -> None:
     for nth in range(args.weeks):
         cut = end - (args.weeks - nth) * WEEK
         before, week = between(data, 0, cut), between(data, cut, cut + WEEK)
-        split = before.split("none")
+        split, kept = before.split("none"), args.states / f"{nth}"
+        if nth < measured:
+            if (kept / "config.json").exists():
+                chain = load(kept)
+            else:
+                chain, _ = train(split, args.epochs if chain is None else 1, chain, nth)
+                save(chain, kept)
+            left = chain if left is None else left
+            continue
         anew, seconds = train(split, args.epochs, None, nth)
         found: dict[str, tuple[Any, float]] = {ANEW: (anew, seconds)}
         if left is None or chain is None:
@@ -124,6 +140,7 @@ def main() -> None:
         for name, (scorer, cpu) in found.items():
             rows.append({"week": nth + 1, "how": name, "cpu_s": cpu, **tested(scorer, behind, cases)})
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+        save(chain, kept)
         write_json(args.out, {"hardware": hardware(), "settings": {**settings, "measured": nth + 1}, "rows": rows})
 
 

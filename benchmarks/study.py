@@ -24,7 +24,7 @@ from fastcl.recsys.training import checkpoint, loop, state
 from fastcl.recsys.training.state import Progress, Settings
 
 # By the names that the studies' manifests have.
-SCHEDULES: dict[str, Callable[[float], float]] = {
+SCHEDULES: dict[str, Callable[[float, int], float]] = {
     "constant": state.SCHEDULES["constant"],
     "falling": state.SCHEDULES["linear"],
 }

@@ -64,7 +64,7 @@ def test_train_evaluate_recommend(model: str, table: Path, tmp_path: Path, capsy
     items = [line.split()[1] for line in shown.out.splitlines()]
     assert len(items) == 4
     assert not {"i3", "i4"} & set(items)
-    assert "skipped 1 of 3 unknown: nowhere" in shown.err
+    assert "skipped 1 of 3 clicks, on unknown items: nowhere" in shown.err
 
     # The data may move, and may not become another.
     table.rename(tmp_path / "moved.csv")

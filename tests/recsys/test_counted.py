@@ -153,4 +153,4 @@ def test_floors_on_the_command_line(
     assert main.main(["train", "log.csv", "--model", "popular", "--epochs", "3", "-o", "x"]) == 2
     assert "--epochs: expected 1 for popular" in capsys.readouterr().err
     assert main.main(["export", "popular", "-o", "vectors"]) == 2
-    assert "expected one with item vectors, got popular" in capsys.readouterr().err
+    assert "RUN: expected one with item vectors, got popular" in capsys.readouterr().err

@@ -140,12 +140,16 @@ def test_the_next_week_on_the_command_line(place: Path, capsys: pytest.CaptureFi
     assert call("evaluate", "sasrec") == 2
     assert "--on FILE has later clicks" in capsys.readouterr().err
     assert call("evaluate", "sasrec", "--on", "week.csv", "--k", "5") == 0
-    shown = capsys.readouterr().out
-    assert "recall@5 by new and known" in shown
-    assert "week.csv: 7 clicks: 4 are cases, 1 have no click on a known item before them, 2 are in the earlier" in shown
-    assert "1 new users with 1 cases, 1 new items with 1 cases" in shown
+    told = capsys.readouterr().out
+    assert "recall@5 by new and known" in told
+    assert "week.csv: 7 clicks: 4 are cases, 1 have no click on a known item before them, 2 are in the earlier" in told
+    assert "1 new users with 1 cases, 1 new items with 1 cases" in told
+    assert call("evaluate", "clrec") == 0
+    assert "leaks the future" in capsys.readouterr().err
     assert call("evaluate", "clrec", "--on", "week.csv", "--json") == 0
-    plain = json.loads(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    assert "leaks" not in shown.err  # the split's own cases are not those measured
+    plain = json.loads(shown.out)
     assert plain["counted"]["new_item_cases"] == 1
     groups = {row["group"]: row for row in plain["by"]["clrec"]["new and known"]}
     assert {name: row["cases"] for name, row in groups.items()} == {

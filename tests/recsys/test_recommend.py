@@ -257,7 +257,7 @@ def test_command_for_a_history(run, capsys):
     (entry,) = document["recommendations"]
     model = SASRec(ITEMS, seed=0, **OPTIONS).eval()
     assert [(item["item"], item["score"]) for item in entry["items"]] == recommend(model, [["i3", "i5"]], k=4)[0]
-    assert "skipped 1 of 3 unknown: nowhere" in shown.err
+    assert "skipped 1 of 3 clicks, on unknown items: nowhere" in shown.err
     assert call("recommend", run, "--history", "i3,nowhere", "--strict") == 2
     assert "1 unknown: 'nowhere'" in capsys.readouterr().err
     assert call("recommend", run, "--history", "nowhere") == 0
@@ -274,7 +274,7 @@ def test_command_for_the_users_of_a_file(run, log, tmp_path, capsys):
     assert shown.out == f"{out}: 4 rows, 2 users\n"
     assert shown.err.splitlines() == [
         f"note: {run} names no data: histories are those of the files alone",
-        "skipped 3 of 6 unknown: new, newer",
+        "skipped 3 of 6 clicks, on unknown items: new, newer",
         "left out 1 users without a known item: cy",
     ]
     with open(out, newline="", encoding="utf-8") as file:

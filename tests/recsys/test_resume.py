@@ -314,11 +314,11 @@ def test_data_is_found_or_asked_for(
     assert load(tmp_path / "run").scores(Histories.from_lists([[1, 2]])).shape == (1, len(split.items) + 1)
 
 
-@pytest.mark.parametrize("model_class", [SASRec, CLRec])
-def test_a_constant_rate_extends_to_the_bits_of_a_longer_run(
-    split: Split, tmp_path: Path, model_class: type, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("model_class", "schedule"), [(SASRec, "constant"), (CLRec, "constant"), (SASRec, "plateau")])
+def test_a_rate_that_knows_no_end_extends_to_the_bits_of_a_longer_run(
+    split: Split, tmp_path: Path, model_class: type, schedule: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options: dict[str, Any] = {"schedule": "constant", "progress": False}
+    options: dict[str, Any] = {"schedule": schedule, "progress": False}
     fit(small(model_class, split), split, epochs=4, out=tmp_path / "whole", **options)
     fit(small(model_class, split), split, epochs=2, out=tmp_path / "run", **options)
     assert len(resume(tmp_path / "run", split, epochs=4, progress=False)) == 4

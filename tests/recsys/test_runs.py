@@ -233,7 +233,7 @@ def test_a_complete_run_needs_no_writing(table: Path, capsys: pytest.CaptureFixt
             path.chmod(0o755)
         assert content(run) == before
         assert len(lines) == 1
-        assert "best of 1 epochs" in text
+        assert "run: 1 epoch, validation" in text
 
 
 def test_data_that_moved_is_named(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -254,6 +254,8 @@ def test_a_split_of_nothing_trains_on_everything_and_keeps_the_last_epoch(name: 
             evaluate(model, cases)
     with pytest.raises(ValueError, match="patience: expected none for a split without validation cases, got 2"):
         fit(model, split, epochs=3, patience=2, progress=False)
+    with pytest.raises(ValueError, match="schedule: expected linear or constant without validation .*, got plateau"):
+        fit(model, split, epochs=3, schedule="plateau", progress=False)
     with pytest.raises(ValueError, match='at: expected none with "none", got 5'):
         data.split("none", at=5)
 

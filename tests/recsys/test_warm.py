@@ -155,7 +155,7 @@ def test_the_run_of_a_command_goes_on_and_says_where_it_began(
     assert f"init=first@{config['init']['sha256'][:8]}" in capsys.readouterr().out
     for words, text in (
         (["train", "both.csv", "-o", "x"], "--model: expected one of sasrec, "),
-        (["train", "both.csv", "--init", "nowhere", "-o", "x"], "nowhere: not a run folder"),
+        (["train", "both.csv", "--init", "nowhere", "-o", "x"], "--init: nowhere: not a run folder"),
         (["train", "both.csv", "--init", "first", "--model", "mf", "-o", "x"], "--init: expected a run of mf, got one"),
         (["train", "both.csv", "--init", "first", "--set", "dim=4", "-o", "x"], "--init: expected a run with dim=4"),
     ):

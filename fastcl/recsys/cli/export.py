@@ -44,7 +44,7 @@ def add(commands: Any) -> None:
     add_items_option(parser)
     add_threads(parser)
     option("--json", action="store_true", help="one JSON document on stdout: the content of export.json")
-    parser.set_defaults(run=run, names={"format": "--queries", "columns": "--queries"})
+    parser.set_defaults(run=run, names={"model": "RUN", "format": "--queries", "columns": "--queries"})
 
 
 def run(args: argparse.Namespace) -> None:

@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> None:
         rows, skipped, left_out = recommend_users(model, data, args.k, seen, **limits)
         clicks = len(data.log.item)
     if skipped:
-        _say(f"skipped {skipped.total():,} of {clicks:,} unknown", list(skipped))
+        _say(f"skipped {skipped.total():,} of {clicks:,} clicks, on unknown items", list(skipped))
     if left_out:
         what = "popular items for" if fallback else "left out"
         _say(f"{what} {len(left_out):,} users without a known item", left_out)

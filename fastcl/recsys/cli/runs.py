@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from fastcl.recsys.data import Split, fingerprints
 from fastcl.recsys.data.ids import digest_of
 from fastcl.recsys.data.scoring import check_items
 from fastcl.recsys.data.source import Source
+from fastcl.recsys.data.splits import LeakageWarning
 from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.models import Model
 from fastcl.recsys.training import checkpoint, parts, state, validation
@@ -86,11 +88,15 @@ def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> Opened:
         raise ValueError(f"RUN: trained with --seen {' and '.join(treatments)}; expected --seen for all")
     runs = [Run(folder, config, checkpoint.load(folder)) for folder, config in zip(folders, configs, strict=True)]
     splits: dict[str, Split] = {}
+    on = getattr(args, "on", None) is not None
     for run in runs:
         source = Source.of_run(run.folder, run.config, args.data)
         place = json.dumps([source.data, source.how], sort_keys=True)
         if place not in splits:
-            splits[place] = source.split()
+            with warnings.catch_warnings():
+                if on:  # the cases are others than those of the split
+                    warnings.simplefilter("ignore", LeakageWarning)
+                splits[place] = source.split()
         try:
             check_items(run.model, splits[place].test.history, "data")
         except ValueError as error:
@@ -99,7 +105,6 @@ def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> Opened:
     for place, other in others:
         if _digest(other) != _digest(split):
             raise ValueError(f"RUN: expected runs on the same data, got {_path(first)} and {_path(place)}")
-    on = getattr(args, "on", None) is not None
     if not (len(split.test) or on):
         hint = "; --on FILE has later clicks" if hasattr(args, "on") else ""
         what = "trained with --split none, which holds nothing out; there is no test case"

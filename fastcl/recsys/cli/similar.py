@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
     add_items_option(parser)
     add_threads(parser)
     option("--json", action="store_true", help="one JSON document on stdout")
-    parser.set_defaults(run=run, names={"item": "ITEM", "only": "--only"})
+    parser.set_defaults(run=run, names={"model": "RUN", "item": "ITEM", "only": "--only"})
 
 
 def run(args: argparse.Namespace) -> None:

@@ -57,7 +57,7 @@ def add(commands: Any) -> None:
     option("--valid-cases", type=int, metavar="N", help=cases)
     until = f"until validation stops improving, at most {MOST}; {BLIND} without validation; 1 for a model that counts"
     waits = f"never with --epochs; without, {PATIENCE} and at least {WAIT} batches"
-    add_training_options(parser, until, waits, "linear with --epochs, constant without")
+    add_training_options(parser, until, waits, "linear with --epochs, plateau without")
     log = "also send each epoch to this tracker, for which fastcl has an extra of the same name; may be repeated"
     option("--log", choices=list(TRACKERS), action="append", default=[], help=log)
     option("-o", "--out", required=True, metavar="RUN", help="run folder to write")
@@ -74,7 +74,8 @@ def add_training_options(parser: argparse.ArgumentParser, epochs: str, patience:
     option("--patience", type=int, metavar="N", help=f"stop after N epochs without a better one (default: {patience})")
     metric = "validation metric that decides which epoch is the best, such as recall@20 or auc (default: %(default)s)"
     option("--metric", default="ndcg@10", help=metric)
-    rates = f"learning rate: falls to 0 over all epochs, or stays constant (default: {schedule})"
+    falls = "falls to 0 over all epochs, to a tenth after half of --patience epochs without a better one, or not at all"
+    rates = f"learning rate: {falls} (default: {schedule})"
     option("--schedule", choices=list(SCHEDULES), help=rates)
     option("--precision", choices=PRECISIONS, default="float32", help="type of the loss (default: %(default)s)")
     option("--accumulate", type=int, default=1, metavar="N", help="batches in an optimiser step (default: %(default)s)")
@@ -85,7 +86,7 @@ def add_training_options(parser: argparse.ArgumentParser, epochs: str, patience:
 
 
 def run(args: argparse.Namespace) -> None:
-    earlier = None if args.init is None else checkpoint.read_config(args.init)
+    earlier = None if args.init is None else _earlier(args.init)
     if args.model is None and earlier is None:
         raise ValueError(f"--model: expected one of {', '.join(MODELS)}, or --init RUN, got neither")
     args.model = args.model or (earlier or {})["model"]
@@ -162,6 +163,13 @@ def _check_free(out: Path, folders: list[Path], force: bool) -> None:
                 pass
 
 
+def _earlier(folder: str) -> dict[str, Any]:
+    try:
+        return checkpoint.read_config(folder)
+    except (FileNotFoundError, ValueError) as error:
+        raise ValueError(f"--init: {error}") from error
+
+
 def print_result(folder: Path, history: list[dict[str, Any]], as_json: bool) -> None:
     """Prints a finished run on stdout, as one line of text or of JSON."""
     if not processes.leads():
@@ -176,4 +184,5 @@ def print_result(folder: Path, history: list[dict[str, Any]], as_json: bool) -> 
         figures = ", ".join(f"{name} {best[name]:.4f}" for name in measured)
         cases = checkpoint.read_config(folder).get("valid_cases")
         figures += f" ({cases:,} sampled cases)" if cases else ""
-        print(f"{folder}: best of {len(history)} epochs is {best['epoch']:.0f}, validation {figures}")
+        which = f"best of {len(history)} epochs is {best['epoch']:.0f}" if len(history) > 1 else "1 epoch"
+        print(f"{folder}: {which}, validation {figures}")

@@ -132,9 +132,9 @@ def with_items(model: Model, items: Items, counts: np.ndarray | None = None) -> 
 def check_encodes(model: Model) -> None:
     """ValueError for a model that has no vector for an item which it was not trained on."""
     if not model.encodes_features:
-        what = "without item features" if not model.items.features else "that encodes no features of targets"
+        what = "trained without any" if not model.items.features else "which encodes none of them"
         raise ValueError(
-            f"items: expected a model that encodes item features (clrec, multi_clrec), got a {model.name} {what}"
+            f"items: expected a model that encodes item features (clrec, multi_clrec), got {model.name}, {what}"
         )
 
 

@@ -4,10 +4,12 @@ vector, as a program of torch.export or in ONNX.
 vectors.py writes the files and compares what a graph computes with the model. Nothing here ranks.
 """
 
+import contextlib
 import copy
 import io
+import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,7 +136,7 @@ def onnx_graph(model: Model) -> Graph:
     if size > LARGEST:
         what = f"at most {LARGEST:,} bytes of weights, which an ONNX file may have, got {size:,}"
         raise ValueError(f"model: expected {what}; to='torch' has no limit")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _quiet("torch.onnx"):
         warnings.simplefilter("ignore")  # of the converter about itself
         made: Any = torch.onnx.export(program, dynamo=True, output_names=["vectors"], verbose=False)
     content = made.model_proto.SerializeToString()
@@ -145,6 +147,18 @@ def onnx_graph(model: Model) -> Graph:
         return found
 
     return Graph(content, run)
+
+
+@contextlib.contextmanager
+def _quiet(logger: str) -> Iterator[None]:
+    """A block in which the logger tells errors alone: the converter warns of packages that a model does not need."""
+    log = logging.getLogger(logger)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def padded(reading: Reading, histories: Histories) -> dict[str, np.ndarray]:

@@ -81,8 +81,10 @@ def fit(
         valid_cases: how many cases of split.valid are measured after each epoch, >= 1: a random sample, the same for
             every `seed`. None: all of them, up to 10^10 scores (cases times items), which take about five minutes of
             one core; where there are more, as many cases as make so many scores, and at least 1,000.
-        schedule: "linear": the learning rate falls to 0 over the steps of all `epochs`; or "constant". None: linear
-            with `epochs` and for a split without validation cases, constant otherwise.
+        schedule: "linear": the learning rate falls to 0 over the steps of all `epochs`. "plateau": it falls to a tenth
+            each time half of `patience` epochs, rounded up, have passed without a new best; `patience` then has its
+            default with `epochs` too. "constant": it stays. None: linear with `epochs` and for a split without
+            validation cases, plateau otherwise.
         precision: "float32", or "bfloat16": the loss runs under torch.autocast; weights, optimiser and validation stay
             float32.
         accumulate: batches per step, >= 1. For a loss over targets (SASRec) a step equals that of one batch
@@ -173,10 +175,10 @@ def resume(
         progress: whether to report on stderr.
         data: without `split`, the path of the data; None: the path in config.json.
         epochs: extends the run, complete or not, to `epochs` in all; None: the number it was begun with. With the
-            schedule "constant" the result equals that of a run begun with `epochs`, bit for bit. With "linear" it does
-            not: finished epochs had the learning rates of the shorter run, and later epochs have those of the longer
-            run, which begin higher. config.json ("extended") and a note on stderr say so. A run that `patience` has
-            ended stays ended, as it would with more epochs from the start.
+            schedules "plateau" and "constant" the result equals that of a run begun with `epochs`, bit for bit. With
+            "linear" it does not: finished epochs had the learning rates of the shorter run, and later epochs have those
+            of the longer run, which begin higher. config.json ("extended") and a note on stderr say so. A run that
+            `patience` has ended stays ended, as it would with more epochs from the start.
         on_epoch: as in `fit`; called after the epochs that this call trains.
 
     Returns: all lines of metrics.jsonl, as `fit` does. Raises FileNotFoundError where there is no run or no data;

@@ -33,8 +33,8 @@ T = TypeVar("T")
 class Run:
     """A training under way.
 
-    folder: None where nothing is written. rate: maps the fraction of planned steps already done (0..1) to a multiplier
-    of the initial learning rate. facts: the facts about the run that its tensor files hold (`state.facts_of`).
+    folder: None where nothing is written. rate: one of `state.SCHEDULES`, or a function like these. facts: the facts
+    about the run that its tensor files hold (`state.facts_of`).
     """
 
     model: Model
@@ -43,7 +43,7 @@ class Run:
     folder: Path | None
     optimizer: RowAdam
     progress: Progress
-    rate: Callable[[float], float]
+    rate: Callable[[float, int], float]
     facts: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -58,7 +58,7 @@ def new_run(
     settings: Settings,
     folder: Path | None = None,
     betas: tuple[float, float] = (0.9, 0.98),
-    rate: Callable[[float], float] | None = None,
+    rate: Callable[[float, int], float] | None = None,
 ) -> Run:
     """A training that has not begun. Raises what `check` raises.
 
@@ -105,6 +105,7 @@ def epoch(run: Run, save: Callable[[], None] = lambda: None, label: str = "") ->
     model.train()
     names = model.part_names
     total = torch.tensor(progress.total or [0.0] * len(names), dtype=torch.float64, device=model.device)
+    stalls = progress.stalls(settings)
     begun, before = time.perf_counter(), progress.seconds
     saved = begun
     steps = run.steps
@@ -112,7 +113,7 @@ def epoch(run: Run, save: Callable[[], None] = lambda: None, label: str = "") ->
         for group in _bar(groups, steps, progress.step, label):
             done = (number - 1) * steps + progress.step
             for options in run.optimizer.param_groups:
-                options["lr"] = settings.lr * run.rate(done / (settings.epochs * steps))
+                options["lr"] = settings.lr * run.rate(done / (settings.epochs * steps), stalls)
             total += step(run, group)
             progress.step += 1
             late = time.perf_counter() - saved >= settings.save_every

@@ -80,7 +80,7 @@ def extend(run: loop.Run, config: dict[str, Any], epochs: int) -> dict[str, Any]
     run.settings = replace(before, epochs=epochs)
     loop.check(run.model, run.split, run.settings)
     config = {**config, "epochs": epochs}
-    if before.schedule != "constant" and (done or run.progress.step):
+    if before.schedule == "linear" and (done or run.progress.step):
         config["extended"] = [*config.get("extended", []), {"from": before.epochs, "to": epochs, "after": done}]
         if processes.leads():
             other = f"the result is not that of {epochs} epochs from the start"

@@ -26,13 +26,18 @@ from fastcl.recsys.training.modelstate import distinct
 from fastcl.recsys.training.rowadam import RowAdam
 
 METRICS = ("ndcg@10", "recall@10")  # validation always measures these metrics, besides the metric of the run
-# Schedules map the fraction of planned steps already done (0..1) to a multiplier of the initial learning rate.
-SCHEDULES: dict[str, Callable[[float], float]] = {"linear": lambda done: 1.0 - done, "constant": lambda done: 1.0}
+# Schedules map the fraction of planned steps already done (0..1), and how often validation has stood still
+# (`Progress.stalls`), to a multiplier of the initial learning rate.
+SCHEDULES: dict[str, Callable[[float, int], float]] = {
+    "linear": lambda done, stalls: 1.0 - done,
+    "plateau": lambda done, stalls: FALL**stalls,
+    "constant": lambda done, stalls: 1.0,
+}
 # A plan without a number of epochs goes on until validation stops improving, for MOST epochs at most. Its learning rate
-# is constant, since nobody knows over which steps it should fall. It waits for a better epoch for PATIENCE epochs, and
-# for WAIT batches: models first learn which items are popular, and validation stands still until they learn more, after
-# a number of steps. BLIND: epochs without validation cases.
-MOST, PATIENCE, WAIT, BLIND = 200, 10, 200, 20
+# falls to FALL of what it was where validation stands still, since nobody knows over which steps it should fall. It
+# waits for a better epoch for PATIENCE epochs, and for WAIT batches: models first learn which items are popular, and
+# validation stands still until they learn more, after a number of steps. BLIND: epochs without validation cases.
+MOST, PATIENCE, WAIT, BLIND, FALL = 200, 10, 200, 20, 0.1
 PRECISIONS = ("float32", "bfloat16")
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 THREADS = 4096  # the most that a config.json may ask for; a damaged one must not start millions
@@ -59,16 +64,17 @@ def planned(
     batches: those of an epoch.
 
     >>> planned(None, None, None, batches=500)
-    {'epochs': 200, 'patience': 10, 'schedule': 'constant'}
+    {'epochs': 200, 'patience': 10, 'schedule': 'plateau'}
     >>> planned(30, None, None, batches=500)
     {'epochs': 30, 'patience': None, 'schedule': 'linear'}
     """
     if epochs is None and not (learns and validates):
         epochs = BLIND if learns else 1
-    if epochs is not None:
-        return {"epochs": epochs, "patience": patience, "schedule": schedule or "linear"}
-    patience = max(PATIENCE, -(-WAIT // max(1, batches))) if patience is None else patience
-    return {"epochs": MOST, "patience": patience, "schedule": schedule or "constant"}
+    if schedule is None:
+        schedule = "plateau" if epochs is None else "linear"
+    if patience is None and validates and (epochs is None or schedule == "plateau"):
+        patience = max(PATIENCE, -(-WAIT // max(1, batches)))
+    return {"epochs": epochs or MOST, "patience": patience, "schedule": schedule}
 
 
 def validation_metric(metric: str) -> str:
@@ -114,6 +120,8 @@ class Settings:
         if validation_metric(self.metric) != self.metric:
             raise ValueError(f"metric: expected one with its cut-off, such as ndcg@10, got {self.metric!r}")
         one_of(SCHEDULES, "schedule", self.schedule)
+        if self.schedule == "plateau" and self.patience is None:
+            raise ValueError("schedule: expected linear or constant without validation cases or patience, got plateau")
         one_of(PRECISIONS, "precision", self.precision)
         one_of(DEVICES, "device", self.device)
         if self.threads > THREADS:
@@ -159,6 +167,16 @@ class Progress:
     def best(self) -> dict[str, Any] | None:
         """The line of the best epoch so far."""
         return next((line for line in reversed(self.history) if line["best"]), None)
+
+    def stalls(self, settings: Settings) -> int:
+        """How often half of `patience` epochs, rounded up, have passed without a new best one."""
+        if settings.patience is None:
+            return 0
+        late, stalls = 0, 0
+        for line in self.history:
+            late = 0 if line["best"] else late + 1
+            stalls += late == -(-settings.patience // 2)
+        return stalls
 
     def done(self, settings: Settings) -> bool:
         """Whether the run is complete: after the last epoch, or `patience` epochs after the best one."""
