@@ -288,7 +288,7 @@ def test_without_a_number_of_epochs_training_ends_when_validation_stops_improvin
     best = [line["epoch"] for line in history if line["best"]][-1]
     assert len(history) == best + 2 < 100
     config = read_config(tmp_path / "run")
-    assert (config["epochs"], config["patience"], config["schedule"]) == (200, 2, "plateau")
+    assert (config["epochs"], config["patience"], config["schedule"]) == (200, 2, "constant")
 
 
 def test_the_rate_falls_to_a_tenth_where_validation_stands_still(monkeypatch):
@@ -302,10 +302,10 @@ def test_the_rate_falls_to_a_tenth_where_validation_stands_still(monkeypatch):
 
     monkeypatch.setattr(loop, "step", stands_still)
     options = {"lr": 1e-2, "patience": 5, "progress": False}
-    assert len(fit(small(SASRec, split), split, **options)) == 6
+    assert len(fit(small(SASRec, split), split, schedule="plateau", **options)) == 6
     assert rates == pytest.approx([1e-2] * 4 + [1e-3] * 2)  # half of 5 is rounded up to 3 epochs after the first
     rates.clear()
-    fit(small(SASRec, split), split, schedule="constant", **options)
+    fit(small(SASRec, split), split, **options)
     assert rates == [1e-2] * 6
 
 
@@ -320,10 +320,10 @@ def test_a_stall_is_half_of_the_patience_and_ends_with_a_better_epoch():
 @pytest.mark.parametrize(
     ("given", "validates", "batches", "expected"),
     [
-        ((None, None, None), True, 500, (200, 10, "plateau")),
-        ((None, None, None), True, 19, (200, 11, "plateau")),  # 200 batches
-        ((None, None, None), True, 0, (200, 200, "plateau")),
-        ((None, None, "constant"), True, 500, (200, 10, "constant")),
+        ((None, None, None), True, 500, (200, 10, "constant")),
+        ((None, None, None), True, 19, (200, 11, "constant")),  # 200 batches
+        ((None, None, None), True, 0, (200, 200, "constant")),
+        ((None, None, "plateau"), True, 500, (200, 10, "plateau")),
         ((None, 3, "linear"), True, 1, (200, 3, "linear")),
         ((None, None, None), False, 500, (20, None, "linear")),
         ((7, None, None), True, 500, (7, None, "linear")),
