@@ -202,7 +202,9 @@ def test_lists_as_json_lines_with_titles_and_limits(tmp_path, log, capsys):
     assert call("recommend", run, "--users", log, "-k", "1", "-o", table) == 0
     with open(table, newline="", encoding="utf-8") as file:
         assert all(row["title"] == f"Title, {row['item']}" for row in csv.DictReader(file))
-    assert call("recommend", run, "--history", "i1", "--only", f"@{tmp_path / 'none.txt'}") == 2
+    with pytest.raises(SystemExit):
+        call("recommend", run, "--history", "i1", "--only", f"@{tmp_path / 'none.txt'}")
+    assert "argument --only: expected @FILE with an id a line, got @" in capsys.readouterr().err
 
 
 def test_times_of_the_history_reach_clrec():

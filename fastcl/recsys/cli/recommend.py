@@ -183,7 +183,11 @@ def _ids(text: str) -> list[str]:
     """ "a,b" -> ["a", "b"]; "@FILE" -> the lines of the file."""
     if not text.startswith("@"):
         return _fields(text)
-    return [line.strip() for line in Path(text[1:]).read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"expected @FILE with an id a line, got {text} ({error})") from error
+    return [line.strip() for line in lines if line.strip()]
 
 
 def _fields(text: str) -> list[str]:
