@@ -129,6 +129,7 @@ def test_the_page_and_its_pictures(tmp_path: Path) -> None:
     assert numbers["impressions"][TRAINED] == popularity_shares(split.train.item, split.counts)
     assert list(numbers["intents"]) == ["several"]
     assert sum(numbers["intents"]["several"]["items"]) == 30
+    assert numbers["runs"]["<first>"]["changed"] == {"dim": 8}  # not the table, which the model has chosen
     assert numbers["diagnostics"] == {"latent": {"kl": 40.0, "variance": 0.5}}
 
     page = (tmp_path / "out" / "index.html").read_text()

@@ -113,11 +113,14 @@ def report(
 
 
 def _run(name: str, numbers: Numbers, model: Model, epochs: int | None, seed: int | None) -> dict[str, Any]:
-    """The facts about one training: its seed, epochs, seconds, and the settings that are not defaults."""
+    """The facts about one training: its seed, epochs, seconds, and the settings that are not defaults. Where a default
+    is "auto", the model has chosen the value that its config holds.
+    """
     log = numbers["curves"].get(name, ())
     best = [line["epoch"] for line in log if line.get("best")]
     defaults = {field.name: field.default for field in dataclasses.fields(model.config)}
-    changed = {key: value for key, value in numbers["settings"][name].items() if value != defaults.get(key)}
+    settings = numbers["settings"][name].items()
+    changed = {key: value for key, value in settings if defaults.get(key) not in (value, "auto")}
     return {
         "seed": seed,
         "epochs": len(log) or None,

@@ -74,7 +74,7 @@ def planned(
         schedule = "constant" if epochs is None else "linear"
     if patience is None and validates and (epochs is None or schedule == "plateau"):
         patience = max(PATIENCE, -(-WAIT // max(1, batches)))
-    return {"epochs": epochs or MOST, "patience": patience, "schedule": schedule}
+    return {"epochs": MOST if epochs is None else epochs, "patience": patience, "schedule": schedule}
 
 
 def validation_metric(metric: str) -> str:
