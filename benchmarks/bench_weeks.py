@@ -7,7 +7,7 @@ that trained on all clicks before a cut is tested on the clicks of the week behi
 are: a training anew of all epochs at each cut; one epoch anew; one epoch that begins with the model of the cut before
 (a chain of such epochs behind one whole training); and the whole training of the first cut, left as it is. The cases of
 a week are the same for all of them. Writes results/weeks.json after each week; "measured" counts those that it holds,
-and the program goes on behind them with the models in --states, or trains those of the chain again.
+and the program goes on behind them. --states keeps each training, so that none is repeated.
 """
 
 import argparse
@@ -42,6 +42,7 @@ from fastcl.recsys import (
     save,
 )
 from fastcl.recsys.models.carrying import carry
+from fastcl.recsys.training.checkpoint import read_config
 
 NAME = "amazon/Toys_and_Games"
 WEEK = 7 * 86_400
@@ -105,33 +106,35 @@ def main() -> None:
     left: Model | None = None
     chain: Model | None = None
 
-    def train(split: Split, epochs: int, start: Model | None, seed: int) -> tuple[Model, float]:
+    def train(how: str, split: Split, epochs: int, start: Model | None, seed: int) -> tuple[Model, float]:
+        folder = args.states / f"{how} {seed}"
+        if (folder / "config.json").exists():
+            return load(folder), read_config(folder)["cpu_s"]
         model = CLRec(split.items, seed=seed, time_unit="second")
         if start is not None:
             carry(model, start)
         before = time.process_time()
         fit(model, split, epochs=epochs, seed=seed, progress=False)
-        return model, time.process_time() - before
+        seconds = time.process_time() - before
+        save(model, folder, {"cpu_s": seconds})
+        return model, seconds
 
     for nth in range(args.weeks):
         cut = end - (args.weeks - nth) * WEEK
         before, week = between(data, 0, cut), between(data, cut, cut + WEEK)
-        split, kept = before.split("none"), args.states / f"{nth}"
-        if nth < measured:
-            if (kept / "config.json").exists():
-                chain = load(kept)
-            else:
-                chain, _ = train(split, args.epochs if chain is None else 1, chain, nth)
-                save(chain, kept)
+        split = before.split("none")
+        if nth < measured:  # only the models that later weeks need
+            how, epochs = (ANEW, args.epochs) if chain is None else (WARM, 1)
+            chain, _ = train(how, split, epochs, chain, nth)
             left = chain if left is None else left
             continue
-        anew, seconds = train(split, args.epochs, None, nth)
+        anew, seconds = train(ANEW, split, args.epochs, None, nth)
         found: dict[str, tuple[Any, float]] = {ANEW: (anew, seconds)}
         if left is None or chain is None:
             left = chain = anew
         else:
-            found[ONE] = train(split, 1, None, nth)
-            chain, seconds = train(split, 1, chain, nth)
+            found[ONE] = train(ONE, split, 1, None, nth)
+            chain, seconds = train(WARM, split, 1, chain, nth)
             found[WARM] = (chain, seconds)
             found[LEFT] = (left, 0.0)
         found[POPULAR] = (Popularity(split.counts, split.items), 0.0)
@@ -140,7 +143,6 @@ def main() -> None:
         for name, (scorer, cpu) in found.items():
             rows.append({"week": nth + 1, "how": name, "cpu_s": cpu, **tested(scorer, behind, cases)})
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-        save(chain, kept)
         write_json(args.out, {"hardware": hardware(), "settings": {**settings, "measured": nth + 1}, "rows": rows})
 
 
