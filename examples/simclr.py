@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import fastcl
-from examples.shared import augmented, batches, digits, few_labels, image_encoder, probe
+import fastcl.eval
+from examples.shared import augmented, batches, digits, few_labels, image_encoder
 
 
 def train(images: Tensor, epochs: int = 20) -> nn.Module:
@@ -26,11 +27,16 @@ def train(images: Tensor, epochs: int = 20) -> nn.Module:
 def main(seed: int = 0) -> tuple[float, float]:
     """Accuracy of a linear probe on the encoder, before and after training."""
     images, labels = digits()
-    split = few_labels(labels, 10)
+    few, rest = few_labels(labels, 10)
+
+    def probe(encoder: nn.Module) -> float:
+        x = encoder(images)
+        return fastcl.eval.linear_probe(x[few], labels[few], x[rest], labels[rest])
+
     torch.manual_seed(seed)
-    untrained = probe(image_encoder()(images), labels, *split)
+    untrained = probe(image_encoder())
     torch.manual_seed(seed)
-    return untrained, probe(train(images)(images), labels, *split)
+    return untrained, probe(train(images))
 
 
 if __name__ == "__main__":
