@@ -26,6 +26,7 @@ from fastcl.recsys.training.modelstate import distinct
 from fastcl.recsys.training.rowadam import RowAdam
 
 METRICS = ("ndcg@10", "recall@10")  # validation always measures these metrics, besides the metric of the run
+FALL = 0.1  # what the schedule "plateau" multiplies the learning rate by
 # Schedules map the fraction of planned steps already done (0..1), and how often validation has stood still
 # (`Progress.stalls`), to a multiplier of the initial learning rate.
 SCHEDULES: dict[str, Callable[[float, int], float]] = {
@@ -36,8 +37,8 @@ SCHEDULES: dict[str, Callable[[float, int], float]] = {
 # A plan without a number of epochs goes on until validation stops improving, for MOST epochs at most. Its learning rate
 # is constant, since nobody knows over which steps it should fall. It waits for a better epoch for PATIENCE epochs, and
 # for WAIT batches: models first learn which items are popular, and validation stands still until they learn more, after
-# a number of steps. BLIND: epochs without validation cases. FALL: what the schedule "plateau" multiplies the rate by.
-MOST, PATIENCE, WAIT, BLIND, FALL = 200, 10, 200, 20, 0.1
+# a number of steps. BLIND: epochs without validation cases.
+MOST, PATIENCE, WAIT, BLIND = 200, 10, 200, 20
 PRECISIONS = ("float32", "bfloat16")
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 THREADS = 4096  # the most that a config.json may ask for; a damaged one must not start millions
