@@ -19,7 +19,7 @@ from fastcl.private import private_similarity
 from fastcl.segments import Negatives, Segment
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)  # each method is compiled at import
 class Batch:
     """A batch as similarities are taken of it: its rows have length 1 where the loss normalises."""
 

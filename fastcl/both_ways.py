@@ -14,7 +14,7 @@ from torch.autograd import Function, forward_ad
 from fastcl import fallback
 from fastcl.arithmetic import compute_dtype, logsumexp, no_autocast
 from fastcl.checks import packed, readable
-from fastcl.library import LIBRARY, NONE, take_zeros
+from fastcl.library import LIBRARY, NONE, fake, take_zeros
 from fastcl.normalize import plain, unit_backward, unit_forward
 
 # The results are in the dtype of query, which is that of key.
@@ -28,13 +28,13 @@ LIBRARY.define(
 )
 
 
-@torch.library.register_fake("fastcl::both_ways_forward", lib=LIBRARY)
+@fake("both_ways_forward")
 def _(query: Tensor, key: Tensor, ids: Tensor, scale: float) -> tuple[Tensor, ...]:
     n = query.shape[0]
     return query.new_empty(2 * n), query.new_empty(2 * n), query.new_empty((n, n)), query.new_empty((4, n))
 
 
-@torch.library.register_fake("fastcl::both_ways_backward", lib=LIBRARY)
+@fake("both_ways_backward")
 def _(grad_pos: Tensor, grad_lse: Tensor, query: Tensor, key: Tensor, ids: Tensor, logits: Tensor, sums: Tensor,
       scale: float, query_grad: bool, key_grad: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
     return query.new_empty(query.shape if query_grad else 0), key.new_empty(key.shape if key_grad else 0)

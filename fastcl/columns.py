@@ -15,7 +15,7 @@ from fastcl.arithmetic import compute_dtype, dot
 Match = tuple[Tensor | None, Tensor | None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)  # each method is compiled at import
 class Shared:
     """Columns that all rows have, less those excluded by `match`."""
 
@@ -58,7 +58,7 @@ class Shared:
         return everything - of_id[torch.where(met, place, m)]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)  # each method is compiled at import
 class Private:
     """Columns that each row has of its own."""
 

@@ -40,6 +40,15 @@ def implement(name: str, function: Callable[..., Any]) -> None:
     take_zeros(name)
 
 
+def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers what an op returns for tensors without memory.
+
+    torch notes which line of which file does so, and looks through all loaded modules for each new file: all ops come
+    through this line.
+    """
+    return lambda function: torch.library.register_fake(f"fastcl::{name}", function, lib=LIBRARY)
+
+
 def take_zeros(name: str) -> None:
     """Gives memory to tensors of zeros without memory, which autograd may make, before they reach the op."""
     op = getattr(torch.ops.fastcl, name).default

@@ -12,19 +12,19 @@ from torch.autograd import Function, forward_ad
 from fastcl import fallback
 from fastcl.arithmetic import compute_dtype
 from fastcl.checks import functorch_active, in_memory, packed
-from fastcl.library import LIBRARY, take_zeros
+from fastcl.library import LIBRARY, fake, take_zeros
 
 LIBRARY.define("normalize_forward(Tensor x) -> (Tensor unit, Tensor inverse)")
 LIBRARY.define("normalize_backward(Tensor grad, Tensor unit, Tensor inverse, Tensor x) -> Tensor")
 
 
-@torch.library.register_fake("fastcl::normalize_forward", lib=LIBRARY)
+@fake("normalize_forward")
 def _(x: Tensor) -> tuple[Tensor, Tensor]:
     dtype = compute_dtype(x)
     return torch.empty_like(x, dtype=dtype), x.new_empty(len(x), dtype=dtype)
 
 
-@torch.library.register_fake("fastcl::normalize_backward", lib=LIBRARY)
+@fake("normalize_backward")
 def _(grad: Tensor, unit: Tensor, inverse: Tensor, x: Tensor) -> Tensor:
     return torch.empty_like(x)
 

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from fastcl import _cuda, fallback
 from fastcl.arithmetic import compute_dtype, logaddexp
 from fastcl.checks import check_columns, check_scale, functorch_active, matrix, vector
-from fastcl.library import LIBRARY, handed_over, implement, none_for, scale_and_factor
+from fastcl.library import LIBRARY, fake, handed_over, implement, none_for, scale_and_factor
 
 LIBRARY.define(
     "contrast_forward(Tensor query, Tensor key, Tensor positive, Tensor scale, Tensor bias, "
@@ -41,7 +41,7 @@ implement("contrast_forward", fallback.forward)
 implement("contrast_backward", fallback.backward)
 
 
-@torch.library.register_fake("fastcl::contrast_forward", lib=LIBRARY)
+@fake("contrast_forward")
 def _(query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor,
       cap: Tensor, factor: float, row_grad: bool, key_grad: bool, bias_grad: bool, shift: float, row_shift: Tensor,
       rest: Tensor, row_weight: Tensor, frozen: Tensor, frozen_bias: Tensor,
@@ -59,7 +59,7 @@ def _(query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor,
     )
 
 
-@torch.library.register_fake("fastcl::contrast_backward", lib=LIBRARY)
+@fake("contrast_backward")
 def _(grad_pos: Tensor, grad_lse: Tensor, query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor,
       row_id: Tensor, col_id: Tensor, cap: Tensor, lse: Tensor, mean_key: Tensor, expected: Tensor,
       key_sum: Tensor, bias_sum: Tensor, factor: float, query_grad: bool, key_grad: bool, positive_grad: bool,

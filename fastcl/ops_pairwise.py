@@ -13,7 +13,7 @@ from torch.autograd import Function, forward_ad
 from fastcl import fallback
 from fastcl.arithmetic import compute_dtype, finite_or_nan, no_autocast, softplus
 from fastcl.checks import check_columns, check_scale, functorch_active, matrix, vector
-from fastcl.library import LIBRARY, handed_over, implement, none_for, scale_and_factor
+from fastcl.library import LIBRARY, fake, handed_over, implement, none_for, scale_and_factor
 
 # An absent tensor is passed to an op as an empty tensor (see library.py).
 LIBRARY.define(
@@ -86,7 +86,7 @@ implement("softplus_sum_forward", _chunked_forward)
 implement("softplus_sum_backward", _chunked_backward)
 
 
-@torch.library.register_fake("fastcl::softplus_sum_forward", lib=LIBRARY)
+@fake("softplus_sum_forward")
 def _(query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor,
       factor: float, row_grad: bool) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dtype, (n, d) = compute_dtype(query, key), query.shape
@@ -95,7 +95,7 @@ def _(query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, r
     return total, sum_key, sum_weight
 
 
-@torch.library.register_fake("fastcl::softplus_sum_backward", lib=LIBRARY)
+@fake("softplus_sum_backward")
 def _(grad: Tensor, query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, row_id: Tensor,
       col_id: Tensor, factor: float, key_grad: bool, bias_grad: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
     d_key = torch.empty_like(key) if key_grad else grad.new_empty(0)

@@ -29,7 +29,7 @@ from fastcl.segments import Negatives, check_corrected, checked, segments_of
 Pairs = tuple[tuple[Tensor, Tensor], ...]
 
 
-@dataclass(slots=True)  # not frozen: that would cost a microsecond a call
+@dataclass(slots=True, eq=False)  # not frozen: that would cost a microsecond a call
 class Rows:
     """What a formula sees of the batch: two numbers per row, and what some formulas ask for besides."""
 

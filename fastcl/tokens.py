@@ -11,7 +11,7 @@ from torch.autograd import Function, forward_ad
 from fastcl import fallback
 from fastcl.arithmetic import compute_dtype, no_autocast
 from fastcl.checks import as_ids, check_tensor, functorch_active, readable
-from fastcl.library import LIBRARY, handed_over, implement, none_for
+from fastcl.library import LIBRARY, fake, handed_over, implement, none_for
 
 # `place` says which of a document's tokens each query token chose, int32 [N, M, T], -1 for none. Absent lengths are
 # passed as an empty tensor (see library.py).
@@ -86,14 +86,14 @@ implement("maxsim_forward", _chunked_forward)
 implement("maxsim_backward", _chunked_backward)
 
 
-@torch.library.register_fake("fastcl::maxsim_forward", lib=LIBRARY)
+@fake("maxsim_forward")
 def _(query: Tensor, document: Tensor, query_lengths: Tensor, lengths: Tensor, places: bool) -> tuple[Tensor, Tensor]:
     n, m = query.shape[0], document.shape[0]
     score = query.new_empty((n, m), dtype=compute_dtype(query, document))
     return score, query.new_empty((n, m, query.shape[1]) if places else (0,), dtype=torch.int32)
 
 
-@torch.library.register_fake("fastcl::maxsim_backward", lib=LIBRARY)
+@fake("maxsim_backward")
 def _(grad: Tensor, query: Tensor, document: Tensor, place: Tensor, query_grad: bool,
       document_grad: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
     return query.new_empty(query.shape if query_grad else 0), document.new_empty(document.shape if document_grad else 0)

@@ -1,10 +1,13 @@
 """The names of sentence_transformers.losses (6.0): MultipleNegativesRankingLoss and its cached form."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from fastcl.arithmetic import logsumexp
 from fastcl.checks import positive_number
@@ -110,8 +113,11 @@ def _parts(query: Tensor, docs: list[Tensor], queries: Tensor, keys: Tensor, own
 class CachedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
     """`sentence_transformers.losses.CachedMultipleNegativesRankingLoss`, by `fastcl.cached`.
 
-    show_progress_bar has no effect. Under DistributedDataParallel this loss is to be inside of it, with its model.
+    show_progress_bar has no effect. Under DistributedDataParallel this loss is to be inside of it, with its model. The
+    package's MatryoshkaLoss may be around it.
     """
+
+    uses_gradient_cache = True  # the package's MatryoshkaLoss and AdaptiveLayerLoss ask for it
 
     def __init__(
         self,
@@ -141,12 +147,42 @@ class CachedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         chunk = self.mini_batch_size if self.mini_batch_num_tokens is None else token_chunks(self.mini_batch_num_tokens)
         features = [dict(f) for f in sentence_features]
-        step = cached(
-            [_encoder(self.model, f) for f in features],
-            lambda *embeddings: self.compute_loss_from_embeddings([*embeddings]),
-            chunk,
-        )
+        step = cached([_encoder(self.model, f) for f in features], partial(_calculated, self.calculate_loss), chunk)
         return step(*({name: x for name, x in f.items() if isinstance(x, Tensor)} for f in features))
+
+    def calculate_loss(
+        self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
+    ) -> Tensor:
+        """From the embeddings of each column, in parts [n, D]. with_backward: their gradients are added to `grad`, and
+        the result has none. The package's MatryoshkaLoss puts a function of its own around this one.
+        """
+        loss = self.compute_loss_from_embeddings([torch.cat(column) for column in reps])
+        if not with_backward:
+            return loss
+        loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
+        return loss.detach()
+
+
+class _Known(Function):
+    """A loss whose gradients have been computed: value, then the gradients, then what they belong to."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, grads: list[Tensor | None], *inputs: Tensor) -> Tensor:
+        ctx.grads = grads
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override, unused-ignore]
+        return None, None, *(None if g is None else g * grad.to(g.dtype) for g in ctx.grads)
+
+
+def _calculated(calculate: Callable[..., Tensor], *embeddings: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return calculate([[x] for x in embeddings])
+    leaves = [x.detach().requires_grad_() for x in embeddings]
+    value = calculate([[x] for x in leaves], with_backward=True)
+    return _Known.apply(value, [x.grad for x in leaves], *embeddings)
 
 
 def _encoder(model: Any, features: dict[str, Any]) -> Callable[..., Tensor]:

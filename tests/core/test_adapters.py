@@ -262,6 +262,35 @@ def test_sentence_transformers(form: Any, columns: int) -> None:
     assert plain.get_config_dict().items() >= options.items() | {("similarity_fct", "cos_sim")}
 
 
+def test_the_cached_loss_is_computed_by_what_takes_the_place_of_calculate_loss() -> None:
+    """As MatryoshkaLoss of that package does it: it cuts the embeddings, and sends the gradients back on its own."""
+    model, inputs, dims = nn.Linear(D, D, dtype=F64), _rows(N, N), (D, 3)
+    cached = sentence_transformers.CachedMultipleNegativesRankingLoss(
+        lambda features: {"sentence_embedding": model(features["x"])}, scale=8.0, mini_batch_size=4
+    )
+    assert cached.uses_gradient_cache
+    whole = cached.calculate_loss
+
+    def nested(reps: list[list[Tensor]], *args: Any, **options: Any) -> Any:
+        loss: Any = 0.0
+        for dim in dims:
+            cut = [[F.normalize(x[:, :dim], dim=-1) for x in column] for column in reps]
+            leaves = [[x.detach().requires_grad_() for x in column] for column in cut] if options else cut
+            loss = loss + whole(leaves, *args, **options)
+            for x, leaf in zip(sum(cut, []), sum(leaves, []), strict=True) if options else ():
+                x.backward(leaf.grad)
+        return loss
+
+    cached.calculate_loss = nested  # type: ignore[method-assign]
+    wanted = sum(
+        (_ranking(model(inputs[0])[:, :dim], [model(inputs[1])[:, :dim]], ("query_to_doc",), "joint", None, 0.0)
+         for dim in dims), torch.zeros((), dtype=F64))  # fmt: skip
+    features = [{"x": x} for x in inputs]
+    _same(cached(features), wanted, *inputs, *model.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(cached(features), wanted)
+
+
 def test_sentence_transformers_of_one_pair() -> None:
     query, doc = _rows(1, 1)
     for directions, columns in ((ALL, 2), (("query_to_doc", "query_to_query", "doc_to_doc"), 1)):
