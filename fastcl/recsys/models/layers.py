@@ -1,5 +1,5 @@
-"""Network parts of the models on packed clicks, namely Transformer blocks and the two pooling steps of CLRec; and the
-initial weights.
+"""Network parts of the models on packed clicks, namely Transformer blocks and the two pooling steps of CLRec; the
+initial weights; and the lengths of item vectors.
 
 Linear layers see real clicks only; attention runs on padded blocks. No item tables, losses or batching here.
 """
@@ -19,6 +19,10 @@ POSITIONS: dict[str, Callable[[Packed], Tensor]] = {
     "newest": lambda clicks: clicks.length[clicks.row] - 1 - clicks.position,
 }
 
+
+NORMALIZE_MEANING = """Strength of tau-normalisation (Kang et al. 2020): scoring divides each item's vector by its length
+to this power, and training does not. Vectors of rarely clicked items often grow too long. 0: the vectors as they are
+trained; 1: all have length one."""
 
 SHORT = 0.02  # initial standard deviation of embeddings
 
@@ -58,6 +62,14 @@ def glorot_normal(model: nn.Module) -> None:
                 nn.init.normal_(parameter, std=SHORT)
             elif not isinstance(module, nn.LayerNorm):
                 nn.init.xavier_normal_(parameter)
+
+
+def shortened(rows: Tensor, power: float) -> Tensor:
+    """rows / |row|^power, [n, D]: tau-normalisation (Kang et al. 2020, section 4.3). A row of zeros stays one."""
+    if not power:
+        return rows
+    length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return rows * torch.where(length > 0, length, 1.0) ** -power
 
 
 class Dropout(nn.Dropout):

@@ -25,7 +25,15 @@ from fastcl.recsys.models.batching import (
     pack,
     windows,
 )
-from fastcl.recsys.models.layers import POSITIONS, CausalBlock, Dropout, seeded, short_normal
+from fastcl.recsys.models.layers import (
+    NORMALIZE_MEANING,
+    POSITIONS,
+    CausalBlock,
+    Dropout,
+    seeded,
+    short_normal,
+    shortened,
+)
 from fastcl.recsys.models.losses import ITEM_LOSSES, Every, Scored
 from fastcl.recsys.models.rowtable import (
     RATE_MEANING,
@@ -83,6 +91,7 @@ class SASRecConfig:
         """Strength of logit adjustment (Menon et al. 2021). Training adds debias * log(share of the train clicks) to
         each item's logit and scoring does not, so that the scores leave out this part of an item's popularity.""",
     )
+    normalize: float = setting(0.0, NORMALIZE_MEANING)
     lr: float = setting(1e-3, "Learning rate of the first step.")
     table: str = setting("auto", TABLE_MEANING, TABLES)
     table_rule: str = setting("adam", RULE_MEANING, RULES)
@@ -91,7 +100,8 @@ class SASRecConfig:
     def __post_init__(self) -> None:
         for name in ("dim", "blocks", "heads", "max_len", "batch", "samples"):
             at_least(1, name, getattr(self, name))
-        between(0.0, 1.0, "dropout", self.dropout)
+        for name in ("dropout", "normalize"):
+            between(0.0, 1.0, name, getattr(self, name))
         above(0.0, "lr", self.lr)
         between(0.0, math.inf, "debias", self.debias)
         check_table(self.table_rate)
@@ -175,11 +185,11 @@ class SASRec(Model):
         return self._states(about[0], clicks)[clicks.last]
 
     def item_vectors(self) -> Tensor:
-        """[I+1, D], the item table."""
-        return self.item.weight
+        """[I+1, D], the item table, its rows shortened by `normalize`."""
+        return shortened(self.item.weight, self.config.normalize)
 
     def vectors_of(self, item: Tensor) -> Tensor:
-        return self.item(item)
+        return shortened(self.item(item), self.config.normalize)
 
     def loss(self, batch: Batch) -> Tensor:
         # Without a click, as a process has none of a batch that is smaller than the processes are many: no state.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fastcl.recsys.models.contrastvae.rules import RULES
 from fastcl.recsys.models.contrastvae.views import CONTRASTS, SEQUENCE
-from fastcl.recsys.models.layers import POSITIONS
+from fastcl.recsys.models.layers import NORMALIZE_MEANING, POSITIONS
 from fastcl.recsys.options import above, at_least, between, one_of
 from fastcl.recsys.settings import check_choices, setting
 
@@ -66,6 +66,7 @@ class ContrastVAEConfig:
         """Strength of logit adjustment (Menon et al. 2021). Training adds debias * log(share of the train clicks) to
         each item's logit and scoring does not, so that the scores leave out this part of an item's popularity.""",
     )
+    normalize: float = setting(0.0, NORMALIZE_MEANING)
     contrast: str = setting(
         "infonce",
         """Contrastive loss between the two views of a sequence, over cosines / temperature. "nt_xent" has the other
@@ -88,7 +89,7 @@ class ContrastVAEConfig:
     def __post_init__(self) -> None:
         for name in ("dim", "heads", "blocks", "max_len", "batch", "samples", "kl_steps"):
             at_least(1, name, getattr(self, name))
-        for name in ("dropout", "attention_dropout", "sigma_dropout"):
+        for name in ("dropout", "attention_dropout", "sigma_dropout", "normalize"):
             between(0.0, 1.0, name, getattr(self, name))
         for name in ("debias", "contrast_weight", "kl_weight"):
             between(0.0, float("inf"), name, getattr(self, name))

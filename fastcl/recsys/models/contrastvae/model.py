@@ -19,7 +19,7 @@ from fastcl.recsys.models.batching import Packed, Spans, batch_count, batched, l
 from fastcl.recsys.models.contrastvae.config import ALPHAS, VARIATIONAL, ContrastVAEConfig
 from fastcl.recsys.models.contrastvae.rules import CLEAN, RULES, Sampler, packed
 from fastcl.recsys.models.contrastvae.views import CONTRASTS, SEQUENCE
-from fastcl.recsys.models.layers import POSITIONS, Dropout, PostBlock, seeded, short_normal
+from fastcl.recsys.models.layers import POSITIONS, Dropout, PostBlock, seeded, short_normal, shortened
 from fastcl.recsys.models.losses import ITEM_LOSSES, Draw, scored
 from fastcl.recsys.settings import settled
 
@@ -135,7 +135,7 @@ class ContrastVAE(Model):
         return Reading(self.config.max_len)
 
     def click_tables(self) -> tuple[Tensor, ...]:
-        return (self.item_vectors(),)
+        return (self.item.weight[:-1],)
 
     def user_vectors(self, about: Sequence[Tensor], bucket: Tensor, clicks: Packed) -> Tensor:
         mu, log_variance = self.posterior(self._embedded(about[0], clicks), clicks)
@@ -143,8 +143,8 @@ class ContrastVAE(Model):
         return self.decode(z, clicks)[clicks.last]
 
     def item_vectors(self) -> Tensor:
-        """[I+1, D], the item table without the mask token."""
-        return self.item.weight[:-1]
+        """[I+1, D], the item table without the mask token, its rows shortened by `normalize`."""
+        return shortened(self.item.weight[:-1], self.config.normalize)
 
     @torch.no_grad()
     def diagnostics(self, histories: Histories) -> dict[str, float]:
@@ -168,7 +168,7 @@ class ContrastVAE(Model):
         """The weighted terms whose sum is the loss: reconstruction and kl of both views, contrast, alpha."""
         config = self.config
         reconstruction, kl, pooled = self.bias.new_zeros(()), self.bias.new_zeros(()), []
-        items = scored(self.item_vectors(), self.bias)
+        items = scored(self.item.weight[:-1], self.bias)
         for nth, (view, embedded) in enumerate(zip(batch, self.rules.embed(self, batch), strict=True)):
             clicks = view.clicks
             mu, log_variance = self.posterior(embedded, clicks, self.rules.masks(clicks, view.item))
