@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastcl.recsys.models.layers import GELU, Dropout, attention
+from fastcl.recsys.models.layers import GELU, Dropout, attention, shortened
 
 TRACED = """
 import torch
@@ -108,3 +108,10 @@ def test_attention_is_torchs_own_where_that_is_better(monkeypatch: pytest.Monkey
         x = torch.zeros(1, 1, 2, 4, device=device)
         attention(x, x, x, None, dropout)
     assert rates == [0.3, 0.0]  # not on a CPU in training
+
+
+@pytest.mark.parametrize("power", [0.0, 0.3, 1.0])
+def test_rows_are_divided_by_a_power_of_their_length(power: float) -> None:
+    rows = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.3, -0.4]], dtype=torch.float64)
+    expected = torch.stack([rows[0], rows[1] / 5.0**power, rows[2] / 0.5**power])
+    torch.testing.assert_close(shortened(rows, power), expected, rtol=1e-14, atol=0.0)

@@ -9,7 +9,17 @@ import torch
 import torch.nn.functional as F
 
 from fastcl import reference
-from fastcl.recsys import CLRec, CLRecConfig, Feature, Histories, Items, MultiCLRec, SASRec, SASRecConfig
+from fastcl.recsys import (
+    CLRec,
+    CLRecConfig,
+    ContrastVAE,
+    Feature,
+    Histories,
+    Items,
+    MultiCLRec,
+    SASRec,
+    SASRecConfig,
+)
 from fastcl.recsys.models.batching import newest, pack
 from fastcl.recsys.models.layers import POSITIONS
 
@@ -109,6 +119,7 @@ def test_every_parameter_learns(model_class):
         (SASRecConfig, {"positions": "last"}, "positions: expected one of oldest, newest, got 'last'"),
         (SASRecConfig, {"debias": -1.0}, "debias: expected at least 0"),
         (SASRecConfig, {"dropout": 1.0}, "dropout: expected at least 0 and below 1, got 1.0"),
+        (SASRecConfig, {"normalize": 1.5}, "normalize: expected from 0 to 1, got 1.5"),
         (SASRecConfig, {"blocks": 0}, "blocks: expected at least 1, got 0"),
         (CLRecConfig, {"negatives": 256}, "negatives: expected at least 257, got 256"),
         (CLRecConfig, {"encoder": "gru"}, "encoder: expected one of pooling, sasrec, got 'gru'"),
@@ -209,6 +220,18 @@ def test_debias_adds_the_log_share_of_the_clicks_in_training_alone():
     expected = F.cross_entropy(hidden @ two.item.weight[1:].T + bias, batch.target - 1)
     torch.testing.assert_close(two.loss(batch), expected)
     assert torch.equal(one.scores(data), two.scores(data))
+
+
+@pytest.mark.parametrize("model_class", [SASRec, ContrastVAE])
+def test_normalize_shortens_the_item_vectors_of_scores_and_not_those_of_training(model_class):
+    data = histories(rows=20)
+    one, two = (model_class(items(), seed=2, normalize=power, **OPTIONS).eval() for power in (0.0, 0.3))
+    table = one.item.weight[: len(items()) + 1]
+    expected = one.encode(data) @ (table / table.norm(dim=1, keepdim=True).clamp(min=1e-9) ** 0.3).T
+    torch.testing.assert_close(two.scores(data)[:, 1:], expected[:, 1:])
+    assert not torch.equal(one.scores(data), two.scores(data))
+    torch.testing.assert_close(two.vectors_of(torch.tensor([3, 1])), two.item_vectors()[[3, 1]])
+    torch.testing.assert_close(*(model.loss(*model.batches(data, np.random.default_rng(0))) for model in (one, two)))
 
 
 def test_positions_count_from_either_end():

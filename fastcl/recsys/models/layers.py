@@ -20,10 +20,6 @@ POSITIONS: dict[str, Callable[[Packed], Tensor]] = {
 }
 
 
-NORMALIZE_MEANING = """Strength of tau-normalisation (Kang et al. 2020): scoring divides each item's vector by its length
-to this power, and training does not. Vectors of rarely clicked items often grow too long. 0: the vectors as they are
-trained; 1: all have length one."""
-
 SHORT = 0.02  # initial standard deviation of embeddings
 
 
@@ -62,6 +58,11 @@ def glorot_normal(model: nn.Module) -> None:
                 nn.init.normal_(parameter, std=SHORT)
             elif not isinstance(module, nn.LayerNorm):
                 nn.init.xavier_normal_(parameter)
+
+
+NORMALIZE_MEANING = """Strength of tau-normalisation (Kang et al. 2020): scoring divides each item's vector by its
+length to this power, from 0, the vectors of training, to 1, vectors of length one. Training does not, and may make the
+vectors of rarely clicked items too long."""
 
 
 def shortened(rows: Tensor, power: float) -> Tensor:

@@ -47,7 +47,7 @@ from fastcl.recsys.models.rowtable import (
     embedding,
     of_items,
 )
-from fastcl.recsys.options import above, at_least, between
+from fastcl.recsys.options import above, at_least, between, up_to
 from fastcl.recsys.settings import check_choices, setting, settled
 
 LOSSES = ("softmax", "sce", "popular", "gbce", "bce")
@@ -100,8 +100,8 @@ class SASRecConfig:
     def __post_init__(self) -> None:
         for name in ("dim", "blocks", "heads", "max_len", "batch", "samples"):
             at_least(1, name, getattr(self, name))
-        for name in ("dropout", "normalize"):
-            between(0.0, 1.0, name, getattr(self, name))
+        between(0.0, 1.0, "dropout", self.dropout)
+        up_to(1.0, "normalize", self.normalize)
         above(0.0, "lr", self.lr)
         between(0.0, math.inf, "debias", self.debias)
         check_table(self.table_rate)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fastcl.recsys.models.contrastvae.rules import RULES
 from fastcl.recsys.models.contrastvae.views import CONTRASTS, SEQUENCE
 from fastcl.recsys.models.layers import NORMALIZE_MEANING, POSITIONS
-from fastcl.recsys.options import above, at_least, between, one_of
+from fastcl.recsys.options import above, at_least, between, one_of, up_to
 from fastcl.recsys.settings import check_choices, setting
 
 # Second views of an unchanged sequence: a second pass with other dropout (MA), and learned noise on sigma (VA).
@@ -89,10 +89,11 @@ class ContrastVAEConfig:
     def __post_init__(self) -> None:
         for name in ("dim", "heads", "blocks", "max_len", "batch", "samples", "kl_steps"):
             at_least(1, name, getattr(self, name))
-        for name in ("dropout", "attention_dropout", "sigma_dropout", "normalize"):
+        for name in ("dropout", "attention_dropout", "sigma_dropout"):
             between(0.0, 1.0, name, getattr(self, name))
         for name in ("debias", "contrast_weight", "kl_weight"):
             between(0.0, float("inf"), name, getattr(self, name))
+        up_to(1.0, "normalize", self.normalize)
         for name in ("temperature", "lr"):
             above(0.0, name, getattr(self, name))
         for name in self.augment:
