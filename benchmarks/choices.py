@@ -1,7 +1,9 @@
-"""Chooses two defaults on validation data: the weights of the co-occurrence floor, and Multi-CLRec's `separation`.
+"""Chooses settings on validation data: the weights of the co-occurrence floor, Multi-CLRec's `separation`, and how much
+trained models shorten item vectors (`normalize`).
 
     python -m benchmarks.choices floor [--data shared/data]
     python -m benchmarks.choices separation [--data shared/data]
+    python -m benchmarks.choices normalize [--data shared/data] --runs amazon/Beauty=RUN ...
 
 Test cases are not used. Writes benchmarks/results/choices.json, with a row for each data set and variant. The standing
 of a variant is the mean over the data sets of its validation NDCG@10 divided by that of the best variant on the set.
@@ -9,7 +11,8 @@ of a variant is the mean over the data sets of its validation NDCG@10 divided by
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ import numpy as np
 from benchmarks.common import write_json
 from benchmarks.protocols import some
 from benchmarks.sources import BUNDLED, timed
-from fastcl.recsys import Interactions, MultiCLRec, bundled, evaluate, fit
+from fastcl.recsys import Interactions, MultiCLRec, bundled, evaluate, fit, load
 from fastcl.recsys.data import Split
 from fastcl.recsys.models.floors import CoOccurrence
 
@@ -35,9 +38,10 @@ FLOOR = {"decay": (0.6, 0.8, 0.9, 1.0), "steps": (1, 3, 5), "mix": (0.0, 0.3, 1.
 SEPARATION = (0.0, 1.0)
 EPOCHS = {"bundled:movies": 3}
 SEEDS = (0, 1)
+NORMALIZE = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 
 
-def floor(folder: Path) -> Iterator[dict[str, Any]]:
+def floor(folder: Path, runs: Sequence[str]) -> Iterator[dict[str, Any]]:
     for name, seen in SETS.items():
         split = _split(name, folder, False)
         cases = some(split.valid, CASES)
@@ -50,7 +54,7 @@ def floor(folder: Path) -> Iterator[dict[str, Any]]:
             yield {"choice": "floor", "set": name, **variant, "ndcg@10": found["ndcg@10"]}
 
 
-def separation(folder: Path) -> Iterator[dict[str, Any]]:
+def separation(folder: Path, runs: Sequence[str]) -> Iterator[dict[str, Any]]:
     for name, epochs in EPOCHS.items():
         split = _split(name, folder, True)
         for weight, seed in product(SEPARATION, SEEDS):
@@ -61,14 +65,26 @@ def separation(folder: Path) -> Iterator[dict[str, Any]]:
             yield {"choice": "separation", "set": name, "epochs": epochs, "separation": weight, "seed": seed, **values}
 
 
+def normalize(folder: Path, runs: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for name, _, run in (text.partition("=") for text in runs):
+        split, model = _split(name, folder, False), load(run)
+        config = model.config
+        for power in NORMALIZE:
+            model.config = replace(config, normalize=power)  # read at each scoring
+            found = evaluate(model, split.valid, k=20, seen=SETS[name])
+            row = {"choice": "normalize", "set": name, "model": model.name, "debias": config.debias, "normalize": power}
+            yield row | {"cases": len(split.valid), "ndcg@20": found["ndcg@20"], "recall@20": found["recall@20"]}
+
+
 def standing(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[tuple[float, dict[str, Any]]]:
     """(mean share of the best, variant) for every variant of the rows, the best one first."""
     best: dict[str, float] = {}
+    metric = "ndcg@20" if "ndcg@20" in rows[0] else "ndcg@10"
     for row in rows:
-        best[row["set"]] = max(row["ndcg@10"], best.get(row["set"], 0.0))
+        best[row["set"]] = max(row[metric], best.get(row["set"], 0.0))
     shares: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
-        shares.setdefault(tuple(row[name] for name in names), []).append(row["ndcg@10"] / best[row["set"]])
+        shares.setdefault(tuple(row[name] for name in names), []).append(row[metric] / best[row["set"]])
     means = [(float(np.mean(values)), dict(zip(names, key, strict=True))) for key, values in shares.items()]
     return sorted(means, key=lambda pair: -pair[0])
 
@@ -80,18 +96,25 @@ def _split(name: str, folder: Path, features: bool) -> Split:
     return data.split()
 
 
-CHOICES = {"floor": (floor, tuple(FLOOR)), "separation": (separation, ("separation",))}
+CHOICES = {
+    "floor": (floor, tuple(FLOOR)),
+    "separation": (separation, ("separation",)),
+    "normalize": (normalize, ("normalize",)),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("choice", choices=list(CHOICES))
     parser.add_argument("--data", type=Path, default=Path("shared/data"))
+    parser.add_argument("--runs", nargs="+", default=[], metavar="SET=RUN", help="trained models, for normalize")
     args = parser.parse_args()
+    if args.choice == "normalize" and not args.runs:
+        parser.error("--runs: expected SET=RUN, got none")
     search, names = CHOICES[args.choice]
     kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.is_file() else []
     kept, rows = [row for row in kept if row["choice"] != args.choice], []
-    for row in search(args.data):
+    for row in search(args.data, args.runs):
         print(row, flush=True)
         rows.append(row)
     for share, variant in standing(rows, names):

@@ -5,6 +5,7 @@ negatives.json, sass.json, weeks.json, cold.json, contrastvae-cost*.json and dem
 same name tells how a figure was measured.
 """
 
+import re
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -157,6 +158,18 @@ def floor(shown: int = 5) -> str:
     return markdown([row | {name: f"{share[key]:.3f}"} for row, key in zip(rows, order, strict=True)])
 
 
+def shortened() -> str:
+    """Validation NDCG@20 of trained models by the power of `normalize`."""
+    found: dict[tuple[str, str, float], dict[str, str]] = {}
+    for row in results("choices")["rows"]:
+        if row["choice"] == "normalize":
+            name = re.sub("^bundled:|^amazon/|_.*", "", row["set"])
+            cells = found.setdefault((name, row["model"], row["debias"]), {})
+            cells[f"{row['normalize']:g}"] = number("ndcg@20", row["ndcg@20"])
+    heads = ("set", "model", "debias")
+    return markdown([dict(zip(heads, map(str, key), strict=True)) | cells for key, cells in found.items()])
+
+
 def negatives() -> str:
     return markdown(
         [
@@ -255,6 +268,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "train": train,
     "threads busy": threads,
     "floor": floor,
+    "normalize": shortened,
     "negatives": negatives,
     "demo movies": partial(demo, "movies"),
     "demo purchases": partial(demo, "purchases"),

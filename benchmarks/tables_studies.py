@@ -27,7 +27,10 @@ AMAZON = {
     "Tools": "amazon/Tools_and_Home_Improvement",
 }
 FOUR = {"recall@20": "R@20", "recall@40": "R@40", "ndcg@20": "N@20", "ndcg@40": "N@40"}
-SHOWN = ("ContrastVAE VA+DA", "ContrastVAE AVAE", "SASRec softmax", "SASRec BCE", "co-occurrence", "popularity")
+NO_KL, BEST = "ContrastVAE VA+DA, no KL", "ContrastVAE VA+DA, no KL, normalized"
+BAR = "BSARec, by RecBoard"
+OURS = ("ContrastVAE VA+DA", NO_KL, BEST)
+SHOWN = (*OURS, "ContrastVAE AVAE", "SASRec softmax", "SASRec BCE", "co-occurrence", "popularity")
 CHANGED = {
     "ContrastVAE VA+DA": "ContrastVAE VA+DA",
     "ContrastVAE VA+DA, BCE": "binary cross-entropy in place of the full softmax",
@@ -61,17 +64,48 @@ def best_of_paper(data: str, columns: Sequence[str]) -> dict[str, float | None]:
 
 
 def contrastvae(name: str) -> str:
-    """One data set: the best figures of the paper, and means over our finished seeds, in bold if they are higher."""
+    """One data set: the best figures of the paper, the bar of another program, and means over our finished seeds; in
+    bold if higher than the paper's.
+    """
     data = AMAZON[name]
     best = best_of_paper(data, list(FOUR))
     head: Row = {"": "best of the paper's columns", "seeds": ""}
     rows = [head | {FOUR[c]: number(c, value or 0.0) for c, value in best.items()}]
+    bar = study("contrastvae")[0]["bars"].get(data)
+    if bar:
+        cells = {head: seeds_cell(c, bar[c], best[c]) if c in bar else "" for c, head in FOUR.items()}
+        rows.append({"": BAR, "seeds": str(len(bar["ndcg@20"]))} | cells)
     for label in SHOWN:
         found = study("contrastvae")[1].get((data, label))
         if found:
             cells = {head: seeds_cell(c, [run["test"][c] for run in found], best[c]) for c, head in FOUR.items()}
             rows.append({"": label, "seeds": str(len(found))} | cells)
     return markdown(rows)
+
+
+def contrastvae_bars() -> str:
+    """Our runs above or below the bar of each set: differences of means over seeds, in percent of the bar, with the
+    standard error of both means where there are several seeds.
+    """
+    manifest, found = study("contrastvae")
+    rows = []
+    for data, bar in manifest["bars"].items():
+        ours = {label: found[data, label] for label in OURS if (data, label) in found}
+        for label, group in (ours or {"not run": []}).items():
+            row: Row = {"set": data.split("/")[1].partition("_")[0], "ours": label, "seeds": len(group)}
+            rows.append(row | {FOUR[c]: _apart([run["test"][c] for run in group], values) for c, values in bar.items()})
+    return markdown(rows)
+
+
+def _apart(ours: Sequence[float], bar: Sequence[float]) -> str:
+    if not ours:
+        return ""
+    unit = statistics.mean(bar) / 100
+    text = f"{(statistics.mean(ours) / unit - 100):+.1f}%"
+    if len(ours) == 1:
+        return text
+    error = sum(statistics.variance(values) / len(values) for values in (ours, bar)) ** 0.5
+    return f"{text} (standard error {error / unit:.1f}%)"
 
 
 def contrastvae_changes() -> str:
@@ -244,6 +278,7 @@ def by_default() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "defaults": by_default,
     **{f"contrastvae {name}": partial(contrastvae, name) for name in AMAZON},
+    "contrastvae bars": contrastvae_bars,
     "contrastvae changes": contrastvae_changes,
     "contrastvae rules": contrastvae_rules,
     "contrastvae curves": contrastvae_curves,
