@@ -29,8 +29,8 @@ AMAZON = {
 FOUR = {"recall@20": "R@20", "recall@40": "R@40", "ndcg@20": "N@20", "ndcg@40": "N@40"}
 NO_KL, BEST = "ContrastVAE VA+DA, no KL", "ContrastVAE VA+DA, no KL, normalized"
 BAR = "BSARec, by RecBoard"
-OURS = ("ContrastVAE VA+DA", NO_KL, BEST)
-SHOWN = (*OURS, "ContrastVAE AVAE", "SASRec softmax", "SASRec BCE", "co-occurrence", "popularity")
+OURS = ("ContrastVAE VA+DA", NO_KL, BEST, "SASRec softmax", "SASRec softmax, normalized")
+SHOWN = (*OURS[:3], "ContrastVAE AVAE", *OURS[3:], "SASRec BCE", "co-occurrence", "popularity")
 CHANGED = {
     "ContrastVAE VA+DA": "ContrastVAE VA+DA",
     "ContrastVAE VA+DA, BCE": "binary cross-entropy in place of the full softmax",
