@@ -113,13 +113,19 @@ def main() -> None:
         parser.error("--runs: expected SET=RUN, got none")
     search, names = CHOICES[args.choice]
     kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.is_file() else []
-    kept, rows = [row for row in kept if row["choice"] != args.choice], []
+    rows = []
     for row in search(args.data, args.runs):
         print(row, flush=True)
         rows.append(row)
     for share, variant in standing(rows, names):
         print(f"{share:.4f}", variant)
-    write_json(RESULTS, {"cases": CASES, "rows": kept + rows})
+    new = {_about(row) for row in rows}
+    write_json(RESULTS, {"cases": CASES, "rows": [row for row in kept if _about(row) not in new] + rows})
+
+
+def _about(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What a later call of the program measures anew as a whole."""
+    return row["choice"], row["set"], row.get("model"), row.get("debias")
 
 
 if __name__ == "__main__":
