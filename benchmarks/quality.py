@@ -22,13 +22,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.clicks import study as clicks
 from benchmarks.common import machine
 from benchmarks.sources import SPLITS
 from benchmarks.study import Plan, measure
@@ -48,16 +49,25 @@ def work(manifest: dict[str, Any], results: Path, data: Path, states: Path, only
     """
 
     def measured(run: Run, folder: Path) -> dict[str, Any]:
-        parts = SPLITS[run.get("split", "last-one")](run["data"], data)
-        plan = None if run["plan"] is None else Plan(**run["plan"])
         protocol = run.get("measured by", manifest["measured by"])
-        found = measure(run["model"], run["options"] or {}, plan, run["seed"], parts, folder, protocol)
+        found = MEASURES.get(protocol, partial(ranked, protocol=protocol))(run, data, folder)
         test = found["test"]
         shown = (f"{name} {number(name, test[name])}" for name in columns_of(manifest, run["data"]))
         print("  test:", ", ".join(shown), flush=True)
         return found | {"revision": revision(), "machine": machine()}
 
     studies.work(manifest, results, states, only, measured, partial(print, flush=True))
+
+
+def ranked(run: Run, data: Path, folder: Path, protocol: str) -> dict[str, Any]:
+    """Trains a recommender or takes a floor, and measures how it ranks."""
+    parts = SPLITS[run.get("split", "last-one")](run["data"], data)
+    plan = None if run["plan"] is None else Plan(**run["plan"])
+    return measure(run["model"], run["options"] or {}, plan, run["seed"], parts, folder, protocol)
+
+
+# Protocols of studies that rank nothing; all others are those of protocols.py.
+MEASURES: dict[str, Callable[[Run, Path, Path], dict[str, Any]]] = {"clicks": clicks.measure}
 
 
 def revision() -> str:

@@ -37,14 +37,8 @@ def last_one(name: str, folder: Path) -> Parts:
 
 def attributes(name: str, folder: Path) -> Parts:
     """Leave-one-out, with a feature of the items: their attributes or, where the data have none, their classes."""
-    path = folder / f"{name}.item2attributes.json.gz"
-    if path.is_file():
-        with gzip.open(path, "rt") as file:
-            known = json.load(file)
-        table = {"item": list(known), "attribute": ["|".join(map(str, values)) for values in known.values()]}
-    else:
-        table = _classes(name, folder)
-    return Parts(_log(name, folder).with_features(table).split(), {})
+    known = _attributes(name, folder)
+    return Parts(_log(name, folder).with_features(known or _classes(name, folder)).split(), {})
 
 
 def merged(name: str, folder: Path) -> Parts:
@@ -122,7 +116,7 @@ def _log(name: str, folder: Path) -> Interactions:
 
 
 def timed(name: str, folder: Path) -> Interactions:
-    """The log with times, and with the class of each item as a feature."""
+    """The log with times, and with the class of each item as a feature or, where no classes are known, its attributes."""
     if name.startswith(BUNDLED):
         return bundled(name.removeprefix(BUNDLED))
     pairs = list(zip(_rows(folder / f"{name}.txt.gz"), _rows(folder / f"{name}.times.txt.gz"), strict=True))
@@ -131,7 +125,17 @@ def timed(name: str, folder: Path) -> Interactions:
         "item": [item for (_, *items), _ in pairs for item in items],
         "time": [int(time) for _, (_, *times) in pairs for time in times],
     }
-    return Interactions.read(columns, item_features=_classes(name, folder))
+    known = _classes(name, folder) if (folder / f"{name}.item_class.txt.gz").is_file() else _attributes(name, folder)
+    return Interactions.read(columns, item_features=known)
+
+
+def _attributes(name: str, folder: Path) -> dict[str, list[str]] | None:
+    path = folder / f"{name}.item2attributes.json.gz"
+    if not path.is_file():
+        return None
+    with gzip.open(path, "rt") as file:
+        known = json.load(file)
+    return {"item": list(known), "attribute": ["|".join(map(str, values)) for values in known.values()]}
 
 
 def _classes(name: str, folder: Path) -> dict[str, list[str]]:

@@ -42,7 +42,7 @@ from fastcl.recsys.models.multi_clrec.parts import (
     separation,
     straight_through,
 )
-from fastcl.recsys.models.multi_clrec.queues import IntentQueues, infonce
+from fastcl.recsys.models.multi_clrec.queues import IntentQueues, Queued, infonce
 from fastcl.recsys.models.rowtable import chosen, embedding
 from fastcl.recsys.options import one_of
 from fastcl.recsys.settings import settled
@@ -200,14 +200,20 @@ class MultiCLRec(Model):
         log_routed_target = F.embedding(of_target, log_routed)
         intent = log_routed_target.argmax(1)
         queued = self.queues.ready(F.embedding(of_queued, unit))
-        ids = DUPLICATES[config.duplicates](batch.target)
         cosine = (normalized(z) @ positive[:, :, None])[:, :, 0]
         return {
-            "contrast": infonce(user, positive, queued, intent, config.temperature, ids),
+            "contrast": self.contrast(user, positive, batch.target, queued, intent),
             "polarity": config.polarity * polarity(log_routed_target),
             "separation": config.separation * separation(cosine, intent, config.temperature),
             "balance": config.balance * balance(F.embedding(torch.cat([of_target, of_click]), log_routed)),
         }
+
+    def contrast(self, user: Tensor, positive: Tensor, target: Tensor, queued: list[Queued], intent: Tensor) -> Tensor:
+        """Eq. 13 of normalised users [N, D] and targets [N, D], which are items `target` [N] of intents `intent` [N]. A
+        model with another loss for the same encoder overrides it.
+        """
+        ids = DUPLICATES[self.config.duplicates](target)
+        return infonce(user, positive, queued, intent, self.config.temperature, ids)
 
     def named_rows(self) -> dict[str, NamedRows]:
         values = enumerate(self.items.features.values())
