@@ -52,7 +52,7 @@ def work(manifest: dict[str, Any], results: Path, data: Path, states: Path, only
         protocol = run.get("measured by", manifest["measured by"])
         found = MEASURES.get(protocol, partial(ranked, protocol=protocol))(run, data, folder)
         test = found["test"]
-        shown = (f"{name} {number(name, test[name])}" for name in columns_of(manifest, run["data"]))
+        shown = (f"{name} {number(name, test[name])}" for name in columns_of(manifest, run["data"]) if name in test)
         print("  test:", ", ".join(shown), flush=True)
         return found | {"revision": revision(), "machine": machine()}
 

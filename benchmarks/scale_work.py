@@ -83,9 +83,7 @@ def run_of(items: int, table: str, **options: Any) -> loop.Run:
     return run
 
 
-def steps(
-    items: int, table: str, rounds: int = 9, momentum: float = 0.0, large_pages: bool = True
-) -> dict[str, Any]:
+def steps(items: int, table: str, rounds: int = 9, momentum: float = 0.0, large_pages: bool = True) -> dict[str, Any]:
     """A step of training: the loss, the gradients, the optimiser; and the making of its batch."""
     if not large_pages:
         pages.LEAST = sys.maxsize

@@ -116,7 +116,7 @@ def _log(name: str, folder: Path) -> Interactions:
 
 
 def timed(name: str, folder: Path) -> Interactions:
-    """The log with times, and with the class of each item as a feature or, where no classes are known, its attributes."""
+    """The log with times, and with the class of each item as a feature; its attributes where no classes are known."""
     if name.startswith(BUNDLED):
         return bundled(name.removeprefix(BUNDLED))
     pairs = list(zip(_rows(folder / f"{name}.txt.gz"), _rows(folder / f"{name}.times.txt.gz"), strict=True))

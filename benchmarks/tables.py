@@ -21,6 +21,7 @@ from pathlib import Path
 from benchmarks import (
     front_picture,
     prepare,
+    tables_clicks,
     tables_cost,
     tables_exposure,
     tables_models,
@@ -33,7 +34,16 @@ from benchmarks.common import write_text
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "assets" / "speed.svg"
-SOURCES = (tables_speed, tables_cost, tables_studies, tables_models, tables_wheels, tables_scale, tables_exposure)
+SOURCES = (
+    tables_speed,
+    tables_cost,
+    tables_studies,
+    tables_models,
+    tables_wheels,
+    tables_scale,
+    tables_exposure,
+    tables_clicks,
+)
 TABLES: dict[str, Callable[[], str]] = {
     **{name: make for module in SOURCES for name, make in module.TABLES.items()},
     "originals": prepare.listing,

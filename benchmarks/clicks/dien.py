@@ -1,5 +1,5 @@
-"""DIEN (Zhou et al. 2019, "Deep Interest Evolution Network") as the published program has it, without an auxiliary loss:
-a GRU, attention of the target over its states, and a second GRU that changes its state as much as a state is attended.
+"""DIEN (Zhou et al. 2019, "Deep Interest Evolution Network") as the published program has it, without an auxiliary
+loss: a GRU, attention of the target over its states, and a second GRU that changes as much as a state is attended.
 """
 
 import torch

@@ -93,8 +93,8 @@ def _split(items: Items, train: Rows) -> Split:
 
 
 def _groups(items: Items, test: Rows) -> dict[str, np.ndarray]:
-    """Mixed interests: the half of the rows whose most frequent value of the items' feature has the smallest share of the
-    history. Late: the later half.
+    """Mixed interests: the half of the rows in which the most frequent value of the items' feature has the smallest
+    share of the history. Late: the later half.
     """
     groups = {"all": np.ones(len(test.target), bool)}
     late = test.time > np.median(test.time)
