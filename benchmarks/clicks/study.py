@@ -50,9 +50,12 @@ def measure(run: Run, data: Path, folder: Path) -> dict[str, Any]:
 
 
 def measured(best: Kept, data: Data) -> dict[str, float]:
-    """AUC of every group of the rows that test; log loss of a probability whose two numbers validation fits."""
+    """AUC of every group of the rows that test which has both labels; log loss of sigmoid(a + b * score), where a and b
+    are fitted to the rows that validate.
+    """
     label = data.test.label
-    found = {f"AUC, {name}": auc(best.test[of], label[of]) for name, of in data.groups.items()}
+    groups = {name: of for name, of in data.groups.items() if 0 < label[of].mean() < 1}
+    found = {f"AUC, {name}": auc(best.test[of], label[of]) for name, of in groups.items()}
     a, b = calibration(best.valid, data.valid.label)
     return found | {"log loss": log_loss(a + b * best.test, label), "valid AUC": best.auc}
 
