@@ -20,6 +20,7 @@ import torch
 
 from benchmarks.common import RESULTS, hardware, markdown, write_json, write_text
 from benchmarks.debias_methods import METHODS, Log, Method
+from benchmarks.optima import optima
 from benchmarks.simulator import divergence, joined, rank_correlation, show, world
 from fastcl.recsys.data import Histories
 from fastcl.recsys.evaluation.measures import gini
@@ -77,24 +78,6 @@ def against_truth(scores: np.ndarray, log: Log) -> dict[str, float]:
         "taste": float(np.take_along_axis(truth, best, axis=1).mean()),
         "diversity": float(len(np.unique(best))),
         "popularity": float(log.impressions[best + 1].mean()),
-    }
-
-
-def optima(log: Log) -> dict[str, np.ndarray]:
-    """log p(item | user) [U, I], up to a constant, at the optimum of each kind of loss, if the history told everything
-    about a user. By theorem 1 of CLRec, whose negatives are impressions, and its variant for negatives (or estimated
-    propensities) that follow the clicks.
-    """
-    truth = log.world.preference()
-    clicked = np.log(truth * log.policy)
-    of_items = np.bincount(log.clicks.item, minlength=len(log.impressions))
-    shares = [np.log(n[1:] + 0.5) for n in (of_items, log.impressions)]
-    return {
-        "p(click): the truth": np.log(truth),
-        "clicks (both softmaxes)": clicked,
-        "clicks over known propensities (IPW)": clicked - np.log(log.policy),
-        "clicks over impressions of the item": clicked - shares[1],
-        "clicks over clicks of the item (CLRec)": clicked - shares[0],
     }
 
 

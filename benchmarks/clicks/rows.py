@@ -6,6 +6,7 @@ a random item that the user never clicked, label 0. Rows up to the 70 % quantile
 ones test. Of the rows that train, the last 15 % by time validate. Nothing is trained or measured here.
 """
 
+import functools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +48,7 @@ class Data(NamedTuple):
         return self.split.items
 
 
+@functools.cache
 def read(name: str, folder: Path) -> Data:
     found = timed(name, folder)
     return made(found.items, found.log)
