@@ -96,20 +96,25 @@ def _split(items: Items, train: Rows) -> Split:
 
 def _groups(items: Items, test: Rows) -> dict[str, np.ndarray]:
     """Mixed interests: the half of the rows in which the most frequent value of the items' feature has the smallest
-    share of the history. Late: the later half.
+    share of the history. Late: the later half. Category known: the target has a value that the history has.
     """
     groups = {"all": np.ones(len(test.target), bool)}
     late = test.time > np.median(test.time)
     groups |= {"early": ~late, "late": late}
     if items.features:
-        share = largest_share(items, test.history)
+        held = values(items, test.history)
+        share = held.max(1) / test.history.lengths
         mixed = share <= np.median(share)
         groups |= {"one interest": ~mixed, "mixed interests": mixed, "mixed and late": mixed & late}
+        own = values(items, Histories(np.arange(len(test.target) + 1), test.target))
+        groups |= {"category known": ((held > 0) & (own > 0)).any(1)}
     return groups
 
 
-def largest_share(items: Items, history: Histories) -> np.ndarray:
-    """[B], the share of each history's items that have the value of the first feature which most of them have."""
+def values(items: Items, history: Histories) -> np.ndarray:
+    """[B, values + 1], how many items of each history have each value of the first feature. A value that nearly all
+    items have counts nowhere.
+    """
     feature = next(iter(items.features.values()))
     count = len(feature.values) + 1
     held = np.bincount(feature.codes[feature.codes > 0], minlength=count) / len(items)
@@ -119,4 +124,4 @@ def largest_share(items: Items, history: Histories) -> np.ndarray:
         np.add.at(found, (row, codes), 1)
     found[:, 0] = 0
     found[:, held > COMMON] = 0
-    return found.max(1) / history.lengths
+    return found

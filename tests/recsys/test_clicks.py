@@ -14,7 +14,7 @@ from benchmarks.clicks import contrastive, study, training
 from benchmarks.clicks.hpmn import thinned
 from benchmarks.clicks.measures import auc, calibration, difference, log_loss, places
 from benchmarks.clicks.model import Attention, Batch, ClickModel, batch, batches
-from benchmarks.clicks.rows import Data, Rows, labelled, largest_share, made
+from benchmarks.clicks.rows import Data, Rows, labelled, made, values
 from benchmarks.clicks.training import MODELS, Scored
 from fastcl.recsys import Feature, Histories, Items
 
@@ -64,14 +64,20 @@ def test_parts_follow_time_and_training_knows_no_later_click(log: Histories, dat
 def test_groups_by_time_and_by_the_most_frequent_value(data: Data) -> None:
     # Items 1, 5, 9 have class a, item 2 class b.
     rows = Histories.from_lists([[1, 5, 9, 2], [1, 2, 3, 4], [5, 5]])
-    assert largest_share(ITEMS, rows).tolist() == [0.75, 0.25, 1.0]
+    assert values(ITEMS, rows).tolist() == [[0, 3, 1, 0, 0], [0, 1, 1, 1, 1], [0, 2, 0, 0, 0]]
     everything = Items(("x", "y"), features={"f": Feature.from_labels([["all", "p"], ["all", "q"]])})
-    assert largest_share(everything, Histories.from_lists([[1, 2]])).tolist() == [0.5], "all items have `all`"
+    assert values(everything, Histories.from_lists([[1, 2]])).tolist() == [[0, 0, 1, 1]], "all items have `all`"
     groups = data.groups
     assert groups["all"].all()
     assert (groups["early"] ^ groups["late"]).all()
     assert (groups["one interest"] ^ groups["mixed interests"]).all()
     assert (groups["mixed and late"] == (groups["late"] & groups["mixed interests"])).all()
+    offsets, item = data.test.history.offsets, data.test.history.item
+    for n, target in enumerate(data.test.target):  # item i has class i % 4
+        known = {i % 4 for i in item[offsets[n] : offsets[n + 1]].tolist()}
+        assert groups["category known"][n] == (target % 4 in known)
+    shares = [np.bincount(item[a:b] % 4).max() / (b - a) for a, b in zip(offsets, offsets[1:], strict=False)]
+    assert groups["mixed interests"].tolist() == [share <= np.median(shares) for share in shares]
 
 
 def rows_of(lists: list[list[int]], label: list[bool]) -> Rows:
