@@ -80,7 +80,8 @@ def search(run: Run, data: Data) -> dict[str, Kept]:
 def trainings(run: Run, data: Data) -> Iterator[tuple[dict[str, Any], Iterable[Scored]]]:
     """Each combination of the grid with what scores rows after each epoch; of a floor, one."""
     if run["plan"] is None:
-        yield {}, [contrastive.scorer(floors(data.split, "mask")[run["model"]], data)]
+        known = floors(data.split, "mask") | {"popularity, later": rows.later_popularity(data)}
+        yield {}, [contrastive.scorer(known[run["model"]], data)]
         return
     one_of([*training.MODELS, *contrastive.MODELS], "model", run["model"])
     train = training.trained if run["model"] in training.MODELS else contrastive.trained

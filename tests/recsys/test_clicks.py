@@ -14,7 +14,7 @@ from benchmarks.clicks import contrastive, study, training
 from benchmarks.clicks.hpmn import thinned
 from benchmarks.clicks.measures import auc, calibration, difference, log_loss, places
 from benchmarks.clicks.model import Attention, Batch, ClickModel, batch, batches
-from benchmarks.clicks.rows import Data, Rows, labelled, made, values
+from benchmarks.clicks.rows import Data, Rows, labelled, later_popularity, made, values
 from benchmarks.clicks.training import MODELS, Scored
 from fastcl.recsys import Feature, Histories, Items
 
@@ -78,6 +78,14 @@ def test_groups_by_time_and_by_the_most_frequent_value(data: Data) -> None:
         assert groups["category known"][n] == (target % 4 in known)
     shares = [np.bincount(item[a:b] % 4).max() / (b - a) for a, b in zip(offsets, offsets[1:], strict=False)]
     assert groups["mixed interests"].tolist() == [share <= np.median(shares) for share in shares]
+
+
+def test_the_later_floor_counts_all_histories_but_no_later_target(log: Histories, data: Data) -> None:
+    found = later_popularity(data).scores(Histories.from_lists([[1]]))[0, 1:].numpy()
+    kept = np.concatenate([np.arange(a, b) for a, b in zip(log.offsets, log.offsets[1:] - 1, strict=False)])
+    expected = np.bincount(log.item[kept], minlength=41)
+    expected += np.bincount(data.train.target[data.train.label], minlength=41)
+    assert found.tolist() == expected[1:].tolist()
 
 
 def rows_of(lists: list[list[int]], label: list[bool]) -> Rows:
