@@ -89,6 +89,16 @@ def later_popularity(data: Data) -> Popularity:
     return Popularity(data.split.counts + sum(histories), data.items)
 
 
+def every_click(data: Data) -> Rows:
+    """A row for every click but a user's first, as a recommender trains, instead of one for each user. The coins are
+    drawn anew; the history of a row is what precedes its target.
+    """
+    log = data.split.train
+    length = np.concatenate([np.arange(2, n + 1) for n in log.lengths])
+    start = np.repeat(log.offsets[:-1], np.maximum(log.lengths - 1, 0))
+    return labelled(data.items, log.slice(start, length), np.random.default_rng(SEED))
+
+
 def _split(items: Items, train: Rows) -> Split:
     history = train.history
     assert history.time is not None, "the log was read with times"

@@ -15,7 +15,7 @@ from benchmarks.clicks.dnn import DNN
 from benchmarks.clicks.hpmn import HPMN
 from benchmarks.clicks.model import ClickModel, batches
 from benchmarks.clicks.recurrent import LSTM, GRU4Rec
-from benchmarks.clicks.rows import Data, Rows
+from benchmarks.clicks.rows import Data, Rows, every_click
 from benchmarks.clicks.rum import RUM
 from benchmarks.clicks.shan import SHAN
 from benchmarks.clicks.svdpp import SVDpp
@@ -33,17 +33,22 @@ MODELS: dict[str, type[ClickModel]] = {
     "hpmn": HPMN,
 }
 BATCH = 128
+LABELS: dict[str, Callable[[Data], Rows]] = {"one a user": lambda data: data.train, "every click": every_click}
 
 
 def trained(name: str, data: Data, options: Mapping[str, Any], epochs: int, seed: int) -> Iterator[Scored]:
-    """What scores rows after each epoch. options: lr, and decay, which is lambda of lambda / 2 |weights|^2."""
+    """What scores rows after each epoch.
+
+    options: lr; decay, which is lambda of lambda / 2 |weights|^2; labels, a name in LABELS.
+    """
+    rows = LABELS[options.get("labels", "one a user")](data)
     model = MODELS[name](data.items, seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=options["lr"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for epoch in range(epochs):
             model.train()
-            for batch, label in batches(data.train, BATCH, np.random.default_rng((seed, epoch))):
+            for batch, label in batches(rows, BATCH, np.random.default_rng((seed, epoch))):
                 optimizer.zero_grad()
                 fit = F.binary_cross_entropy_with_logits(model(batch), label)
                 weights = sum((weight.square().sum() for weight in model.decayed()), torch.zeros(()))

@@ -14,7 +14,7 @@ from benchmarks.clicks import contrastive, study, training
 from benchmarks.clicks.hpmn import thinned
 from benchmarks.clicks.measures import auc, calibration, difference, log_loss, places
 from benchmarks.clicks.model import Attention, Batch, ClickModel, batch, batches
-from benchmarks.clicks.rows import Data, Rows, labelled, later_popularity, made, values
+from benchmarks.clicks.rows import Data, Rows, every_click, labelled, later_popularity, made, values
 from benchmarks.clicks.training import MODELS, Scored
 from fastcl.recsys import Feature, Histories, Items
 
@@ -78,6 +78,18 @@ def test_groups_by_time_and_by_the_most_frequent_value(data: Data) -> None:
         assert groups["category known"][n] == (target % 4 in known)
     shares = [np.bincount(item[a:b] % 4).max() / (b - a) for a, b in zip(offsets, offsets[1:], strict=False)]
     assert groups["mixed interests"].tolist() == [share <= np.median(shares) for share in shares]
+
+
+def test_every_click_but_the_first_can_be_a_row(data: Data) -> None:
+    train, rows = data.split.train, every_click(data)
+    n = 0
+    for a, b in zip(train.offsets, train.offsets[1:], strict=False):
+        for end in range(a + 2, b + 1):
+            begin, stop = rows.history.offsets[n : n + 2]
+            assert rows.history.item[begin:stop].tolist() == train.item[a : end - 1].tolist()
+            assert (rows.target[n] == train.item[end - 1]) == rows.label[n]
+            n += 1
+    assert n == len(rows.target)
 
 
 def test_the_later_floor_counts_all_histories_but_no_later_target(log: Histories, data: Data) -> None:
