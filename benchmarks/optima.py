@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks.debias_methods import Log
 
 SECONDARY = (0.25, 1.0, 4.0)  # negatives of the intent's queue of Multi-CLRec, for each one of the main queue
-ROUNDS = 60  # of the iteration; the scores then change by less than 1e-5
+NEAR = 1e-6  # the iteration ends when no score changes by more
 
 
 def optima(log: Log) -> dict[str, np.ndarray]:
@@ -50,10 +50,12 @@ def with_intent_queues(clicked: np.ndarray, shares: np.ndarray, intent: np.ndarr
     within = q / (q @ member)[intent]
     of_intent = p @ member
     score = clicked - shares
-    for _ in range(ROUNDS):
+    moved = np.inf
+    while moved > NEAR:
         e = np.exp(score - score.max(1, keepdims=True))
         z = (e @ q)[:, None] + ratio * (e * within) @ member
         rate = of_intent / z
         new = np.log(p / (q * rate.sum(1, keepdims=True) + ratio * within * rate[:, intent]))
-        score = (score + new) / 2
+        new = (score + new - new.mean(1, keepdims=True) + score.mean(1, keepdims=True)) / 2
+        moved, score = np.abs(new - score).max(), new
     return score
