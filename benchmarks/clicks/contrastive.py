@@ -10,7 +10,7 @@ A candidate generator ranks items for one user. The scores of two users have no 
   negatives is.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,11 @@ class WeightedMultiCLRec(MultiCLRec):
         )
 
 
-MODELS: dict[str, type[Model]] = {"clrec": CLRec, "ipw multi_clrec": WeightedMultiCLRec, "multi_clrec": MultiCLRec}
+MODELS: dict[str, Callable[..., Model]] = {
+    "clrec": CLRec,
+    "ipw multi_clrec": WeightedMultiCLRec,
+    "multi_clrec": MultiCLRec,
+}
 
 
 def trained(name: str, data: Data, options: Mapping[str, Any], epochs: int, seed: int) -> Iterator[Scored]:

@@ -110,7 +110,7 @@ class ClickModel(nn.Module, ABC):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.steps = Steps(items)
-            self.head = Head(self.build(self.steps.width))
+            self.head: nn.Module = Head(self.build(self.steps.width))
 
     @abstractmethod
     def build(self, width: int) -> int: ...

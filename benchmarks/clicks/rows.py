@@ -60,9 +60,8 @@ def made(items: Items, log: Histories) -> Data:
     rows = labelled(items, log, np.random.default_rng(SEED))
     trains = rows.time <= np.quantile(rows.time, TRAINED)
     learns = trains & (rows.time <= np.quantile(rows.time[trains], LEARNED))
-    parts = [rows.take(np.flatnonzero(part)) for part in (learns, trains & ~learns, ~trains)]
-    train, _, test = parts
-    return Data(_split(items, train), *parts, _groups(items, test))
+    train, valid, test = (rows.take(np.flatnonzero(part)) for part in (learns, trains & ~learns, ~trains))
+    return Data(_split(items, train), train, valid, test, _groups(items, test))
 
 
 def labelled(items: Items, log: Histories, rng: np.random.Generator) -> Rows:
@@ -118,14 +117,14 @@ def _groups(items: Items, test: Rows) -> dict[str, np.ndarray]:
     """Mixed interests: the half of the rows in which the most frequent value of the items' feature has the smallest
     share of the history. Late: the later half. Category known: the target has a value that the history has.
     """
-    groups = {"all": np.ones(len(test.target), bool)}
+    groups: dict[str, np.ndarray] = {"all": np.ones(len(test.target), bool)}
     late = test.time > np.median(test.time)
     groups |= {"early": ~late, "late": late}
     if items.features:
         held = values(items, test.history)
         share = held.max(1) / test.history.lengths
         mixed = share <= np.median(share)
-        groups |= {"one interest": ~mixed, "mixed interests": mixed, "mixed and late": mixed & late}
+        groups |= {"one interest": np.logical_not(mixed), "mixed interests": mixed, "mixed and late": mixed & late}
         own = values(items, Histories(np.arange(len(test.target) + 1), test.target))
         groups |= {"category known": ((held > 0) & (own > 0)).any(1)}
     return groups
