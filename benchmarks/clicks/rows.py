@@ -123,9 +123,9 @@ def _groups(items: Items, test: Rows) -> dict[str, np.ndarray]:
     if items.features:
         held = values(items, test.history)
         share = held.max(1) / test.history.lengths
-        mixed = np.asarray(share <= np.median(share))
+        mixed = share <= np.median(share)
         own = values(items, Histories(np.arange(len(test.target) + 1), test.target))
-        known = ((held > 0) & (own > 0)).any(1)
+        known = np.asarray(((held > 0) & (own > 0)).any(1))
         groups |= {"one interest": ~mixed, "mixed interests": mixed, "mixed and late": mixed & late}
         groups |= {"category known": known}
     return groups
