@@ -16,6 +16,7 @@ import fastcl
 from fastcl import reference
 
 TEMPERATURE = 0.07
+PAIR_SCALE, PAIR_BIAS = 10.0, -10.0  # where SigLIP's paper starts
 
 
 class Inputs(NamedTuple):
@@ -37,7 +38,8 @@ class Case:
     kind: batch (the negatives are the other rows' positives), table (the keys are all items, the positive among them),
     shared (negatives with gradient, common to all rows), frozen (the same without gradient), queue (negatives from the
     batch and frozen ones from a queue), views (NT-Xent over N / 2 pairs), dcl (the decoupled loss over N / 2 pairs),
-    clip (batch, in both directions). targets: column of bench_contrast.py -> bound.
+    clip (batch, in both directions), pairs (SigLIP, each pair of a query and a key on its own). targets: column of
+    bench_contrast.py -> bound.
     """
 
     n: int
@@ -78,6 +80,8 @@ CASES = {
         f"clip-{n}": Case(n, n, d, "clip", "CLIP, both directions", targets={"lean": 1.0})
         for n, d in ((64, 64), (128, 128), (256, 128), (512, 256), (1024, 256), (2048, 256), (4096, 128))
     },
+    "siglip": Case(4096, 4096, 128, "pairs", "SigLIP", targets={"lean": 1.0}),
+    "siglip-small": Case(512, 512, 128, "pairs", "SigLIP, small", targets={"lean": 1.0}),
     "bf16": Case(4096, 4096, 128, "batch", "in-batch, bfloat16", dtype=torch.bfloat16, targets={"plain": 1 / 1.5}),
     "fp16": Case(4096, 4096, 128, "batch", "in-batch, float16", dtype=torch.float16, targets={"plain": 1.0}),
     "bf16-64": Case(2048, 12101, 64, "table", "table, bfloat16", dtype=torch.bfloat16, targets={"plain": 1 / 1.5}),
@@ -97,8 +101,8 @@ def inputs(case: Case) -> Inputs:
     n = case.n // 2 if views else case.n
     query = rows(n, True)
     positive = rows(n, views or case.kind in ("shared", "queue"))
-    keys = rows(0 if views else case.m, case.kind in ("batch", "table", "shared", "clip"))
-    target = torch.arange(n) if case.kind in ("batch", "clip") else torch.randint(case.m, (n,))
+    keys = rows(0 if views else case.m, case.kind in ("batch", "table", "shared", "clip", "pairs"))
+    target = torch.arange(n) if case.kind in ("batch", "clip", "pairs") else torch.randint(case.m, (n,))
     key_ids = torch.arange(case.m)
     queue = fastcl.NegativeQueue(case.m, case.d, case.dtype)
     if case.kind == "queue":
@@ -119,6 +123,8 @@ def loss_of(library: Any, case: Case, x: Inputs, normalize: bool = False) -> Ten
         return infonce(x.query, x.keys, temperature=TEMPERATURE, normalize=normalize)
     if case.kind == "clip":
         return infonce(x.query, x.keys, temperature=TEMPERATURE, normalize=normalize, symmetric=True)
+    if case.kind == "pairs":
+        return library.siglip(x.query, x.keys, PAIR_SCALE, PAIR_BIAS)
     if case.kind == "table":
         return library.linear_cross_entropy(x.query, x.keys, x.target, temperature=TEMPERATURE)
     if case.kind == "queue":
@@ -147,7 +153,11 @@ def prepared(case: Case, x: Inputs) -> Inputs:
 def lean_rows(case: Case, x: Inputs, begin: int, end: int) -> Tensor:
     """The leanest eager form, without needless copies of the logits: the sum of the loss over rows [begin, end)."""
     query = x.query[begin:end]
-    logits = (query @ (x.queue.keys if case.kind == "queue" else x.keys).T).float() / TEMPERATURE
+    dots = (query @ (x.queue.keys if case.kind == "queue" else x.keys).T).float()
+    if case.kind == "pairs":
+        logits = dots * PAIR_SCALE + PAIR_BIAS
+        return F.softplus(logits).sum() - logits.diagonal(begin).sum()  # softplus(-z) = softplus(z) - z
+    logits = dots / TEMPERATURE
     if case.kind in ("views", "dcl"):
         row = torch.arange(begin, end)
         partner = (row + case.n // 2) % case.n

@@ -33,10 +33,11 @@ SHAPES = [
     Case(512, 2048, 64, "table", "full softmax"),
     Case(512, 512, 512, "batch", "in-batch, wide"),
     Case(512, 512, 128, "batch", "in-batch, bfloat16", dtype=torch.bfloat16),
+    Case(512, 512, 128, "pairs", "SigLIP"),
 ]
 PASSES = {"forward": False, "forward+backward": True}
 KNOWN = ("baseline", "avx2")  # the instruction sets that valgrind supports
-OPS = "fastcl::(anonymous namespace)::contrast_*"
+OPS = [f"fastcl::(anonymous namespace)::{op}_*" for op in ("contrast", "softplus_sum")]
 
 
 def control(option: str) -> None:
@@ -70,7 +71,7 @@ def counts(isa: str) -> list[int]:
     if shutil.which("valgrind") is None:
         raise SystemExit("valgrind was not found; install it (apt-get install valgrind)")
     with tempfile.TemporaryDirectory() as folder:
-        command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--toggle-collect={OPS}"]
+        command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", *(f"--toggle-collect={op}" for op in OPS)]
         command += [f"--callgrind-out-file={folder}/out", sys.executable, "-m", "benchmarks.count_instructions"]
         done = subprocess.run(
             [*command, "--child"],
@@ -87,7 +88,7 @@ def counts(isa: str) -> list[int]:
             summary = re.search(r"^(?:summary|totals): (\d+)", text, re.M)
             found.append(int(summary.group(1)) if summary else 0)
         if 0 in found:
-            raise SystemExit(f"callgrind saw no call of {OPS}: was the extension stripped, or its functions renamed?")
+            raise SystemExit(f"callgrind missed calls of {OPS}: was the library stripped, or its functions renamed?")
     return found
 
 

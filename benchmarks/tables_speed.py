@@ -148,6 +148,19 @@ def both_directions() -> str:
     )
 
 
+def pairs() -> str:
+    """SigLIP, whose every pair counts on its own."""
+    others = {"eager": "reference", "leanest eager": "lean"}
+    return markdown(
+        [
+            named(row)
+            | {"threads": row["threads"], "fastcl, ms": row["ms"], "fastcl / bare products": over(row, "products")}
+            | {f"{head} / fastcl": over(row, column) for head, column in others.items()}
+            for row in results("contrast-cpu-pairs")["rows"]
+        ]
+    )
+
+
 def machine(name: str = "contrast-cpu") -> str:
     found = results(name)
     facts = found["machine"]
@@ -288,6 +301,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "threads": threads,
     "columns": columns,
     "both directions": both_directions,
+    "pairs": pairs,
+    "machine pairs": partial(machine, "contrast-cpu-pairs"),
     "overhead": overhead,
     "instructions": instructions,
     "us forward": partial(call, "forward"),

@@ -75,9 +75,16 @@ struct ForwardArguments {
   }
 };
 
+// What a forward pass that expects a gradient at its rows leaves for backward: that gradient [n], and the gradients of
+// key [m, d] and bias [m] that follow from it. All absent where nothing was expected.
+struct ColumnGradients {
+  Tensor expected, key_sum, bias_sum;
+};
+
 // The outputs of forward that backward reads.
 struct Saved {
-  Tensor lse, mean_key, gradient, key_sum, bias_sum;
+  Tensor lse, mean_key;
+  ColumnGradients columns;
 };
 
 // The inputs that need a gradient.
@@ -96,7 +103,7 @@ struct BackwardArguments {
         grad_lse(stack[1]),
         in{Tensor(stack[2]), Tensor(stack[3]), Tensor(stack[4]), Tensor(stack[5]),    Tensor(stack[6]),
            Tensor(stack[7]), Tensor(stack[8]), Tensor(stack[9]), to_double(stack[15])},
-        saved{Tensor(stack[10]), Tensor(stack[11]), Tensor(stack[12]), Tensor(stack[13]), Tensor(stack[14])},
+        saved{Tensor(stack[10]), Tensor(stack[11]), {Tensor(stack[12]), Tensor(stack[13]), Tensor(stack[14])}},
         wanted{to_bool(stack[16]), to_bool(stack[17]), to_bool(stack[18]), to_bool(stack[19]), to_bool(stack[20])} {
     check_matrices(in, wanted.key || wanted.bias);
     check(in.positive.dim() == 2 || !wanted.positive, "positive: expected shape [N, D], got ", in.positive);
@@ -121,10 +128,18 @@ struct SoftplusForwardArguments {
   Tensor offset;  // [n] or absent
   Inputs in;
   bool row_grad;
+  bool key_grad, bias_grad;  // whether to sum the gradients of key and bias for the expected gradient of the rows
+  Tensor row_weight;         // [n] or absent: that gradient up to one factor common to all rows; absent: all are alike
 
   explicit SoftplusForwardArguments(const StableIValue* stack)
-      : offset(stack[3]), in(softplus_inputs(stack)), row_grad(to_bool(stack[8])) {
+      : offset(stack[3]),
+        in(softplus_inputs(stack)),
+        row_grad(to_bool(stack[8])),
+        key_grad(to_bool(stack[9])),
+        bias_grad(to_bool(stack[10])),
+        row_weight(stack[11]) {
     check_matrices(in);
+    if (present(row_weight)) vector_of(row_weight, in.query.size(0), "row_weight");
   }
 };
 
@@ -132,13 +147,15 @@ struct SoftplusBackwardArguments {
   Tensor grad, offset;
   Inputs in;
   bool key_grad, bias_grad;
+  ColumnGradients summed;
 
   explicit SoftplusBackwardArguments(const StableIValue* stack)
       : grad(stack[0]),
         offset(stack[4]),
         in(softplus_inputs(stack + 1)),
         key_grad(to_bool(stack[9])),
-        bias_grad(to_bool(stack[10])) {
+        bias_grad(to_bool(stack[10])),
+        summed{Tensor(stack[11]), Tensor(stack[12]), Tensor(stack[13])} {
     check_matrices(in);
   }
 };

@@ -13,16 +13,18 @@ from torch.autograd import Function, forward_ad
 from fastcl import fallback
 from fastcl.arithmetic import compute_dtype, finite_or_nan, no_autocast, softplus
 from fastcl.checks import check_columns, check_scale, functorch_active, matrix, vector
-from fastcl.library import LIBRARY, fake, handed_over, implement, none_for, scale_and_factor
+from fastcl.library import LIBRARY, NONE, fake, handed_over, implement, none_for, scale_and_factor
 
 # An absent tensor is passed to an op as an empty tensor (see library.py).
 LIBRARY.define(
     "softplus_sum_forward(Tensor query, Tensor key, Tensor scale, Tensor offset, Tensor bias, "
-    "Tensor row_id, Tensor col_id, float factor, bool row_grad) -> (Tensor total, Tensor sum_key, Tensor sum_weight)"
+    "Tensor row_id, Tensor col_id, float factor, bool row_grad, bool key_grad, bool bias_grad, Tensor row_weight) "
+    "-> (Tensor total, Tensor sum_key, Tensor sum_weight, Tensor expected, Tensor key_sum, Tensor bias_sum)"
 )
 LIBRARY.define(
     "softplus_sum_backward(Tensor grad, Tensor query, Tensor key, Tensor scale, Tensor offset, Tensor bias, "
-    "Tensor row_id, Tensor col_id, float factor, bool key_grad, bool bias_grad) -> (Tensor grad_key, Tensor grad_bias)"
+    "Tensor row_id, Tensor col_id, float factor, bool key_grad, bool bias_grad, Tensor expected, Tensor key_sum, "
+    "Tensor bias_sum) -> (Tensor grad_key, Tensor grad_bias)"
 )
 
 
@@ -50,7 +52,7 @@ def _some(scale: Tensor, rows: slice, dtype: torch.dtype, factor: float) -> Tens
 
 @no_autocast
 def _chunked_forward(query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, row_id: Tensor,
-                     col_id: Tensor, factor: float, row_grad: bool) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+                     col_id: Tensor, factor: float, row_grad: bool, *unused: Any) -> tuple[Tensor, ...]:  # fmt: skip
     dtype = compute_dtype(query, key)
     total, sum_key, sum_weight = [], [], []
     for rows in fallback.chunks(query.shape[0], key.shape[0]):
@@ -60,16 +62,17 @@ def _chunked_forward(query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, 
             weight = torch.sigmoid(x)
             sum_key.append(weight @ key.to(dtype))
             sum_weight.append(weight.sum(1))
-    none = query.new_empty(0, dtype=dtype)
+    # Tensors of their own, since the results of an op must not share memory. Only compiled kernels sum over columns.
+    none = [query.new_empty(0, dtype=dtype) for _ in range(5)]
     if not row_grad:
-        return torch.cat(total), none, none.clone()
-    return torch.cat(total), torch.cat(sum_key), torch.cat(sum_weight)
+        return torch.cat(total), *none
+    return torch.cat(total), torch.cat(sum_key), torch.cat(sum_weight), *none[:3]
 
 
 @no_autocast
 def _chunked_backward(grad: Tensor, query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor,
-                      row_id: Tensor, col_id: Tensor, factor: float, key_grad: bool,
-                      bias_grad: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
+                      row_id: Tensor, col_id: Tensor, factor: float, key_grad: bool, bias_grad: bool,
+                      *unused: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
     d_key = torch.zeros_like(key, dtype=grad.dtype) if key_grad else grad.new_empty(0)
     d_bias = grad.new_zeros(key.shape[0]) if bias_grad else grad.new_empty(0)
     for rows in fallback.chunks(query.shape[0], key.shape[0]):
@@ -88,16 +91,19 @@ implement("softplus_sum_backward", _chunked_backward)
 
 @fake("softplus_sum_forward")
 def _(query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor,
-      factor: float, row_grad: bool) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    dtype, (n, d) = compute_dtype(query, key), query.shape
-    shapes: tuple[Any, ...] = ((n,), (n, d) if row_grad else (0,), (n if row_grad else 0,))
-    total, sum_key, sum_weight = (query.new_empty(shape, dtype=dtype) for shape in shapes)
-    return total, sum_key, sum_weight
+      factor: float, row_grad: bool, key_grad: bool, bias_grad: bool,
+      row_weight: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
+    dtype, (n, d), m = compute_dtype(query, key), query.shape, key.shape[0]
+    columns = key_grad or bias_grad
+    of_rows: tuple[Any, ...] = ((n,), (n, d) if row_grad else (0,), (n if row_grad else 0,))
+    of_columns: tuple[Any, ...] = (n if columns else 0,), (m, d) if columns else (0,), (m if bias_grad else 0,)
+    return tuple(query.new_empty(shape, dtype=dtype) for shape in (*of_rows, *of_columns))
 
 
 @fake("softplus_sum_backward")
 def _(grad: Tensor, query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, row_id: Tensor,
-      col_id: Tensor, factor: float, key_grad: bool, bias_grad: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
+      col_id: Tensor, factor: float, key_grad: bool, bias_grad: bool, expected: Tensor, key_sum: Tensor,
+      bias_sum: Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
     d_key = torch.empty_like(key) if key_grad else grad.new_empty(0)
     return d_key, grad.new_empty(key.shape[0] if bias_grad else 0)
 
@@ -108,7 +114,7 @@ backward_op = torch.ops.fastcl.softplus_sum_backward.default
 
 def _gradients(columns: Callable[..., Any], needs: tuple[bool, ...], factor: float, grad: Tensor, query: Tensor,
                key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor,
-               sum_key: Tensor, sum_weight: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
+               sum_key: Tensor, sum_weight: Tensor, *summed: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
     """The gradients of query, key, scale, offset and bias; [0] for those not needed. columns: the backward op."""
     d_query, d_key, d_scale, d_offset, d_bias = (grad.new_empty(0) for _ in range(5))
     if needs[0] or needs[2]:
@@ -122,7 +128,8 @@ def _gradients(columns: Callable[..., Any], needs: tuple[bool, ...], factor: flo
     if needs[3]:
         d_offset = (grad * sum_weight).to(offset.dtype)
     if needs[1] or needs[4]:
-        d_key, d_bias = columns(grad, query, key, scale, offset, bias, row_id, col_id, factor, needs[1], needs[4])
+        given = grad, query, key, scale, offset, bias, row_id, col_id, factor
+        d_key, d_bias = columns(*given, needs[1], needs[4], *summed)
         d_bias = d_bias.to(bias.dtype) if needs[4] else d_bias
     return d_query, d_key, d_scale, d_offset, d_bias
 
@@ -156,7 +163,7 @@ class _Gradients(Function):
             return _gradients(_chunked_backward, ctx.needs, ctx.factor, grad, *inputs, *ids, *sums)
 
         pull_back = torch.func.vjp(first_order, *differentiable)[1]
-        found = (None, None, *pull_back(grads), *(None,) * 4)
+        found = (None, None, *pull_back(grads), *(None,) * 7)
         return tuple(g if needed else None for g, needed in zip(found, ctx.needs_input_grad, strict=True))
 
 
@@ -164,27 +171,30 @@ class _SoftplusSum(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
         return forward_op(*inputs[:-1])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        query, key, scale, offset, bias, row_id, col_id, ctx.factor, _, keep = inputs
-        _, sum_key, sum_weight = output
-        ctx.mark_non_differentiable(sum_key, sum_weight)
+        query, key, scale, offset, bias, row_id, col_id, ctx.factor, *_, keep = inputs
+        sums = output[1:]
+        ctx.mark_non_differentiable(*sums)
         if not (keep or ctx.needs_input_grad[1] or ctx.needs_input_grad[4]):
             key = bias = col_id = none_for(query)  # frozen columns: see ops.py
-        ctx.save_for_backward(query, key, scale, offset, bias, row_id, col_id, sum_key, sum_weight)
+        ctx.save_for_backward(query, key, scale, offset, bias, row_id, col_id, *sums)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
         needs = tuple(ctx.needs_input_grad[:5])
         args = (needs, ctx.factor, grad.contiguous(), *ctx.saved_tensors)
         found = _Gradients.apply(*args) if torch.is_grad_enabled() else _gradients(backward_op, *args)
-        return *(g if needed else None for g, needed in zip(found, needs, strict=True)), *(None,) * 5
+        return *(g if needed else None for g, needed in zip(found, needs, strict=True)), *(None,) * 8
 
 
-_NAMES = ("query", "key", "scale", "offset", "bias", "row_id", "col_id")
+_NAMES = ("query", "key", "scale", "offset", "bias", "row_id", "col_id", "weight")
+# For callers of the ops: what they take after `row_grad` where no gradient is expected at the rows, and last where no
+# sums are given.
+PLAIN, NO_SUMS = (False, False, NONE), (NONE, NONE, NONE)
 
 
 def softplus_sum(
@@ -211,6 +221,25 @@ def softplus_sum(
     >>> [round(v, 4) for v in total.tolist()]  # 3 log 2
     [2.0794, 2.0794]
     """
+    return softplus_sum_expecting(None, query, key, scale, offset, bias, row_id, col_id)
+
+
+def softplus_sum_expecting(
+    expected: float | Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    scale: float | Tensor = 1.0,
+    offset: Tensor | None = None,
+    bias: Tensor | None = None,
+    row_id: Tensor | None = None,
+    col_id: Tensor | None = None,
+) -> Tensor:
+    """`softplus_sum` for losses that know the gradient that they will send back, up to one factor common to all rows.
+
+    expected: that gradient, [N], a number if it is the same for all rows, or None if it is not known. With it the
+    forward pass sums the gradient of the keys while it has the weights. Only speed depends on it, as with
+    `ops.Expected`.
+    """
     matrix("query", query)
     n, d = query.shape
     matrix("key", key, None, d, query.device)
@@ -220,10 +249,15 @@ def softplus_sum(
     row_id, col_id = check_columns(n, key.shape[0], query.device, bias, row_id, col_id)
     none = none_for(query)
     scale_t, factor = scale_and_factor(scale, none)
-    given = (query, key, scale_t, offset, bias, row_id, col_id)
-    tensors = handed_over(_NAMES, given, none)
+    row_weight = expected.detach() if isinstance(expected, Tensor) else None
+    given = (query, key, scale_t, offset, bias, row_id, col_id, row_weight)
+    *tensors, weight = handed_over(_NAMES, given, none)
     transformed = functorch_active() or forward_ad._current_level >= 0
-    if not transformed and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors[:5]])):
-        return forward_op(*tensors, factor, False)[0]
-    row_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, scale_t, *tensors[3:4]))
-    return _SoftplusSum.apply(*tensors, factor, row_grad or transformed, transformed)[0]
+    learns = torch.is_grad_enabled()
+    if not transformed and not (learns and any([t.requires_grad for t in tensors[:5]])):
+        return forward_op(*tensors, factor, False, False, False, weight)[0]
+    row_grad = learns and any(t.requires_grad for t in (query, scale_t, *tensors[3:4]))
+    # Only the kernels for the CPU sum over columns in the forward pass.
+    expecting = learns and expected is not None and query.is_cpu and not (transformed or fallback.FORCED)
+    sums = expecting and key.requires_grad, expecting and tensors[4].requires_grad
+    return _SoftplusSum.apply(*tensors, factor, row_grad or transformed, *sums, weight, transformed)[0]

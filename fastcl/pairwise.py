@@ -18,7 +18,7 @@ from fastcl.checks import (
     check_weight,
     in_memory,
 )
-from fastcl.ops_pairwise import softplus_sum
+from fastcl.ops_pairwise import softplus_sum_expecting
 from fastcl.private import private_similarity
 from fastcl.registry import registered
 from fastcl.rows import check_batch, check_negatives, reduced
@@ -30,6 +30,11 @@ def _check(query: Tensor, positive_key: Tensor, negative_keys: Tensor, reduction
     check_weight(weight, query.shape[0], query.device)
     for name, t in (("query", query), ("positive_key", positive_key), ("negative_keys", negative_keys)):
         in_memory(name, t)
+
+
+def _expected(reduction: str, weight: Tensor | None) -> float | Tensor | None:
+    """The gradient that `reduced` sends to the rows, up to one factor common to all; None if it is not known."""
+    return None if reduction == "none" else 1.0 if weight is None else weight
 
 
 @registered("BPR", inputs=3)
@@ -59,7 +64,8 @@ def bpr(
     _check(query, positive_key, negative_keys, reduction, weight)
     pos = dot(query, positive_key)
     if negative_keys.dim() == 2:
-        return reduced(softplus_sum(query, negative_keys, offset=-pos), reduction, weight)
+        rows = softplus_sum_expecting(_expected(reduction, weight), query, negative_keys, offset=-pos)
+        return reduced(rows, reduction, weight)
     return reduced(softplus(private_similarity(query, negative_keys) - pos[:, None]).sum(1), reduction, weight)
 
 
@@ -82,7 +88,8 @@ def negative_sampling(
     _check(query, positive_key, negative_keys, reduction, weight)
     positive = softplus(-dot(query, positive_key))
     if negative_keys.dim() == 2:
-        return reduced(positive + softplus_sum(query, negative_keys), reduction, weight)
+        negative = softplus_sum_expecting(_expected(reduction, weight), query, negative_keys)
+        return reduced(positive + negative, reduction, weight)
     return reduced(positive + softplus(private_similarity(query, negative_keys)).sum(1), reduction, weight)
 
 
@@ -142,7 +149,9 @@ def gbce(
     if positive_bias is not None:
         positive = positive + positive_bias.to(positive)
     if negative_keys.dim() == 2:
-        negative = softplus_sum(query, negative_keys, bias=negative_bias, row_id=ids, col_id=negative_ids)
+        negative = softplus_sum_expecting(
+            _expected(reduction, weight), query, negative_keys, bias=negative_bias, row_id=ids, col_id=negative_ids
+        )
     else:
         logits = private_similarity(query, negative_keys)
         if negative_bias is not None:
@@ -215,14 +224,15 @@ def siglip(
         ids, key_ids = both_ids(query, key, ids, key_ids, ("ids", "key_ids"))
         assert ids is not None
         assert key_ids is not None
-        owner, place, count = _meeting(ids, key_ids)
+        owner, place, count = meeting(ids, key_ids)
         each = softplus(-(dot(query[owner], key[place]) * logit_scale + bias))
         positive = each.new_zeros(n).index_add(0, owner, each) / count.clamp(min=1)
-    rows = positive + softplus_sum(query, key, scale=logit_scale, offset=bias.expand(n), row_id=ids, col_id=key_ids)
-    return reduced(rows, reduction, weight)
+    each_row = _expected(reduction, weight)
+    negative = softplus_sum_expecting(each_row, query, key, logit_scale, bias.expand(n), row_id=ids, col_id=key_ids)
+    return reduced(positive + negative, reduction, weight)
 
 
-def _meeting(ids: Tensor, key_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def meeting(ids: Tensor, key_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rows and columns of the P pairs with one id, int64 [P] each, and how many of them a row has, [N]."""
     ordered, order = key_ids.sort()
     first = torch.searchsorted(ordered, ids)
@@ -286,5 +296,6 @@ def jensen_shannon(
     positive = softplus(-dot(query, positive_key))
     count = max(1, negative_keys.shape[-2])
     if negative_keys.dim() == 2:
-        return reduced(positive + softplus_sum(query, negative_keys) / count, reduction, weight)
+        negative = softplus_sum_expecting(_expected(reduction, weight), query, negative_keys) / count
+        return reduced(positive + negative, reduction, weight)
     return reduced(positive + softplus(private_similarity(query, negative_keys)).sum(1) / count, reduction, weight)

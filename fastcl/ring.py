@@ -1,5 +1,5 @@
 """lse over the keys of all ranks, where a rank holds its own keys and those of one other rank at a time: the op behind
-`distributed.ring`; and its counterpart with a sum of softplus, behind `distributed.ring_siglip`.
+`distributed.ring`; and how blocks travel, which ring_pairs.py shares.
 
 It knows process groups and blocks of keys; losses and their scale are in distributed.py.
 """
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import Function
 
-from fastcl import ops, ops_pairwise
+from fastcl import ops
 from fastcl.arithmetic import softmax_weights
 from fastcl.library import NONE
 
@@ -60,7 +60,7 @@ def own_ids(sizes: list[int], device: torch.device, group: Group) -> Tensor:
     return torch.arange(sizes[rank], device=device) + sum(sizes[:rank])
 
 
-def _pass_on(block: list[Tensor], group: Group) -> list[Tensor]:
+def pass_on(block: list[Tensor], group: Group) -> list[Tensor]:
     """Sends the block to the next rank and returns the block of the previous one."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
@@ -75,7 +75,7 @@ def _pass_on(block: list[Tensor], group: Group) -> list[Tensor]:
     return found
 
 
-def _visits(sizes: list[int], group: Group) -> list[int]:
+def visits_of(sizes: list[int], group: Group) -> list[int]:
     """The number of rows of the block in each step: of this rank's own block, then of the block of the rank before."""
     rank = dist.get_rank(group)
     return [sizes[(rank - step) % len(sizes)] for step in range(len(sizes))]
@@ -101,11 +101,11 @@ class RingLse(Function):
         query, scale, ids = query.contiguous(), scale.contiguous(), ids.contiguous()
         row_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[2]
         lse = mean_key = None
-        block = _columns(key, ids, bias, sizes)
-        for step, size in enumerate(_visits(sizes, group)):
+        block = block_of(key, ids, bias, sizes)
+        for step, size in enumerate(visits_of(sizes, group)):
             if step:
-                block = _pass_on(block, group)
-            columns = _cut(block, size)
+                block = pass_on(block, group)
+            columns = cut(block, size)
             _, part, mean, *_ = ops.forward_op(
                 query, columns[0], NONE, scale, columns[2], ids, columns[1], cap, factor, row_grad, *ops.PLAIN
             )
@@ -129,14 +129,14 @@ class RingLse(Function):
         query, key, scale, bias, ids, cap, lse, mean_key = ctx.saved_tensors
         need_query, need_key, need_scale, need_bias = ctx.needs_input_grad[:4]
         grad = grad.contiguous()
-        block = _columns(key, ids, bias, ctx.sizes)
+        block = block_of(key, ids, bias, ctx.sizes)
         # Gradients travel with their keys and are back at their rank after a whole round.
         sums = [torch.zeros_like(block[0], dtype=lse.dtype)] if need_key else []
         sums += [torch.zeros_like(block[2], dtype=lse.dtype)] if need_bias else []
-        visits = _visits(ctx.sizes, ctx.group)
+        visits = visits_of(ctx.sizes, ctx.group)
         d_query = d_scale = None
         for step, size in enumerate(visits if sums else visits[:1]):
-            columns = _cut(block, size)
+            columns = cut(block, size)
             rows = step == 0  # mean_key gives the gradients of the rows in the first step
             found = ops.backward_op(
                 lse.new_empty(0), grad, query, columns[0], NONE, scale, columns[2], ids, columns[1], cap, lse, mean_key,
@@ -148,7 +148,7 @@ class RingLse(Function):
             for total, part in zip(sums, parts, strict=True):
                 total[:size] += part
             if sums:
-                moved = _pass_on([*block, *sums], ctx.group)
+                moved = pass_on([*block, *sums], ctx.group)
                 block, sums = moved[: len(block)], moved[len(block) :]
         if need_scale:
             assert d_scale is not None
@@ -162,71 +162,11 @@ class RingLse(Function):
         )
 
 
-class RingSum(Function):
-    """[N], the sum of softplus(scale <q, k> + offset) over all ranks' keys whose id differs from the row's."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,  # [N, D]
-        key: Tensor,  # [N, D], this rank's
-        scale: Tensor,  # [], or [0]
-        offset: Tensor,  # [N]
-        ids: Tensor,  # [N] of query and of key
-        factor: float,
-        sizes: list[int],
-        group: Group,
-    ) -> Tensor:
-        ctx.factor, ctx.sizes, ctx.group = factor, sizes, group
-        query, offset, ids = query.contiguous(), offset.contiguous(), ids.contiguous()
-        needs = ctx.needs_input_grad
-        block, sums = _columns(key, ids, None, sizes), None
-        for step, size in enumerate(_visits(sizes, group)):
-            if step:
-                block = _pass_on(block, group)
-            keys, of_keys, _ = _cut(block, size)
-            row_grad = needs[0] or needs[2] or needs[3]
-            found = ops_pairwise.forward_op(query, keys, scale, offset, NONE, ids, of_keys, factor, row_grad)
-            sums = found if sums is None else tuple(a + b for a, b in zip(sums, found, strict=True))
-        assert sums is not None
-        total, sum_key, sum_weight = sums
-        ctx.save_for_backward(query, key, scale, offset, ids, sum_key, sum_weight)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        if torch.is_grad_enabled():
-            raise RuntimeError("fastcl.distributed.ring_siglip: double backward (create_graph=True) is not supported")
-        query, key, scale, offset, ids, sum_key, sum_weight = ctx.saved_tensors
-        need_query, need_key, need_scale, need_offset = ctx.needs_input_grad[:4]
-        grad = grad.contiguous()
-        row = grad[:, None] * sum_key if need_query or need_scale else None
-        d_key = None
-        if need_key:
-            block = _columns(key, ids, None, ctx.sizes)
-            total = torch.zeros_like(block[0], dtype=grad.dtype)  # it travels with its keys, and is back after a round
-            for size in _visits(ctx.sizes, ctx.group):
-                keys, of_keys, _ = _cut(block, size)
-                part, _ = ops_pairwise.backward_op(
-                    grad, query, keys, scale, offset, NONE, ids, of_keys, ctx.factor, True, False
-                )
-                total[:size] += part
-                *block, total = _pass_on([*block, total], ctx.group)
-            d_key = total[: len(key)].to(key.dtype)
-        return (
-            (row * (scale if scale.dim() == 0 else ctx.factor)).to(query.dtype) if need_query else None,
-            d_key,
-            (query.to(row) * row).sum().to(scale.dtype) if need_scale else None,
-            (grad * sum_weight).to(offset.dtype) if need_offset else None,
-            *(None,) * 4,
-        )
-
-
-def _columns(key: Tensor, ids: Tensor, bias: Tensor | None, sizes: list[int]) -> list[Tensor]:
+def block_of(key: Tensor, ids: Tensor, bias: Tensor | None, sizes: list[int]) -> list[Tensor]:
     """The block that travels: keys, ids and, if given, the bias, filled up to the size of the largest rank."""
     return [padded(t, max(sizes)) for t in (key, ids, *([] if bias is None else [bias]))]
 
 
-def _cut(block: list[Tensor], size: int) -> list[Tensor]:
+def cut(block: list[Tensor], size: int) -> list[Tensor]:
     """Key, id and bias of a block without the rows that fill it up."""
     return [t[:size] for t in (*block, *([] if len(block) == 3 else [NONE]))]

@@ -2,7 +2,7 @@
 // rows. The loops over similarities are in pass.inl.h and must stay there.
 #include <cmath>
 
-#include "cpu/problem.h"
+#include "cpu/expected.h"
 
 namespace fastcl {
 namespace {
@@ -141,8 +141,7 @@ void forward(const ForwardArguments& a, StableIValue* results) {
                             expected.bias_grad ? bias_sum.write<T>() : nullptr);
   } else {
     driver.run(pass, &Kernels<T>::log_sum_exp);
-    // Nothing was summed. No gradient is proportional to NaN, so backward will compute its own sums.
-    for (int64_t i = 0; columns && i < p.n; ++i) gradient.write<T>()[i] = std::numeric_limits<T>::quiet_NaN();
+    if (columns) expect_nothing<T>(gradient, p.n);
   }
   frozen.join(p, pass.reduced, a.row_grad ? mean_key.write<T>() : nullptr);
 
@@ -165,28 +164,6 @@ void key_gradient(const Problem<T>& p, const Inputs& in, const T* grad_lse, cons
   side.pass.out = {grad_key != nullptr ? grad_key->write<void>() : nullptr, p.key.dtype};
   side.pass.out_extra = grad_bias;
   p.driver().run(side.pass, &Kernels<T>::known_sum);
-}
-
-// The factor between the gradient that arrived and the expected one, by least squares. NaN if the two differ by more
-// than the rounding of lse and pos explains: an error dx in x changes expected_i = sigmoid(x) by at most |dx| relative,
-// and |x| is at most about |lse_i| + |log expected_i|.
-template <class T>
-double common_factor(const T* came, const T* expected, const T* lse, int64_t n) {
-  double both = 0, squares = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    both += static_cast<double>(came[i]) * static_cast<double>(expected[i]);
-    squares += static_cast<double>(expected[i]) * static_cast<double>(expected[i]);
-  }
-  const double factor = squares == 0 ? 0 : both / squares;
-  for (int64_t i = 0; i < n; ++i) {
-    const double e = static_cast<double>(expected[i]);
-    const double size = 4 + (e == 0 ? 0 : std::fabs(static_cast<double>(lse[i])) + std::fabs(std::log(std::fabs(e))));
-    const double allowed = 4 * std::numeric_limits<T>::epsilon() * size * std::fabs(factor * e);
-    if (!(std::fabs(static_cast<double>(came[i]) - factor * e) <= allowed + std::numeric_limits<T>::min())) {
-      return std::numeric_limits<double>::quiet_NaN();
-    }
-  }
-  return factor;
 }
 
 template <class T>
@@ -243,32 +220,16 @@ void backward(const BackwardArguments& a, StableIValue* results) {
       for (int64_t i = begin; i < end; ++i) g[i] *= static_cast<T>(in.factor);
     }
   });
-  double factor = std::numeric_limits<double>::quiet_NaN();
-  Matrix sums{nullptr, DType::kFloat32};
-  if ((wanted.key || wanted.bias) && present(saved.gradient) && (!wanted.bias || present(saved.bias_sum))) {
-    vector_of(saved.gradient, p.n, "expected");
-    check(saved.gradient.dtype() == dtype, "expected: expected the dtype of lse");
-    sums = matrix_of(saved.key_sum, p.m, p.d, "key_sum");
-    if (wanted.bias) {
-      vector_of(saved.bias_sum, p.m, "bias_sum");
-      check(saved.bias_sum.dtype() == dtype, "bias_sum: expected the dtype of lse");
-    }
-    factor = common_factor(grad_lse.get(), saved.gradient.read<T>(), lse, p.n);
-  }
-  if (factor == factor) {
-    const Buffer<T> factors(p.m);
-    for (int64_t j = 0; j < p.m; ++j) factors[j] = static_cast<T>(factor);
-    parallel_for(0, p.m, grain(8 * p.d), [&](int64_t begin, int64_t end) {
-      if (!wanted.key) return;
-      p.kernels.row_combine(factors.get(), sums, nullptr, Matrix{nullptr, DType::kFloat32}, p.d, begin, end,
-                            MutableMatrix{grad_key.write<void>(), p.key.dtype});
-    });
-    for (int64_t j = 0; wanted.bias && j < p.m; ++j) {
-      grad_bias.write<T>()[j] = factors[j] * saved.bias_sum.read<T>()[j];
-    }
-  } else if (wanted.key || wanted.bias) {
-    key_gradient(p, in, grad_lse.get(), lse, wanted.key ? &grad_key : nullptr,
-                 wanted.bias ? grad_bias.write<T>() : nullptr);
+  // An error dx in x changes expected_i = sigmoid(x) by at most |dx| relative, and |x| is at most about
+  // |lse_i| + |log expected_i|.
+  const auto size = [&](int64_t i) {
+    const double e = std::fabs(static_cast<double>(saved.columns.expected.read<T>()[i]));
+    return 4 + (e == 0 ? 0 : std::fabs(static_cast<double>(lse[i])) + std::fabs(std::log(e)));
+  };
+  const Tensor* key_out = wanted.key ? &grad_key : nullptr;
+  T* bias_out = wanted.bias ? grad_bias.write<T>() : nullptr;
+  if ((wanted.key || wanted.bias) && !scale_sums(p, saved.columns, grad_lse.get(), size, key_out, bias_out)) {
+    key_gradient(p, in, grad_lse.get(), lse, key_out, bias_out);
   }
   Tensor* gradients[] = {&grad_query, &grad_key, &grad_positive, &grad_scale, &grad_bias};
   for (int i = 0; i < 5; ++i) results[i] = gradients[i]->release();

@@ -68,7 +68,8 @@ class Driver {
            k_.least_kept_rows * panels_of(pass) * k_.panel_width * int64_t{sizeof(T)} <= k_.kept_bytes;
   }
 
-  // A forward pass that also sums over rows, where share_ij is a weight divided by the sum of its row:
+  // A forward pass that also sums over rows, where share_ij is a weight as the reduction normalises it: exponentials are
+  // divided by the sum of their row, sigmoids stay as they are.
   //   out[j]       = sum_i factor_i * share_ij * values_i
   //   out_extra[j] = sum_i extra_i * share_ij
   // factors(begin, end, factor, extra) must write the two factors of rows [begin, end); it is called when pass.reduced

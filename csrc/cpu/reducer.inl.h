@@ -227,6 +227,7 @@ struct SoftplusSum {
       double sum = 0;
       for (int64_t g = 0; g < count; ++g) sum += parts[g].sum[row - parts[0].row_begin];
       pass.reduced[row] = T(sum * 0.693147180559945309417232121458);
+      for (int64_t g = 0; g < count; ++g) parts[g].sum[row - parts[0].row_begin] = 1;  // kept weights stay as they are
       if (parts[0].out != nullptr) write_row<P>(pass, parts, count, row, [](const Part<T>&, int64_t) { return T(1); });
     }
   }

@@ -7,21 +7,27 @@ namespace {
 void softplus_sum_forward(StableIValue* stack, uint64_t, uint64_t) {
   const SoftplusForwardArguments a(stack);
   const Device device(a.in.query);
-  const Operands o(device, a.in, is_double(a.in.query) || is_double(a.in.key), &a.offset);
+  const bool wide = is_double(a.in.query) || is_double(a.in.key);
+  const Operands o(device, a.in, wide, &a.offset);
   const Problem& p = o.problem;
+  const bool columns = a.key_grad || a.bias_grad;
   Tensor total = o.empty(true, {p.rows}, o.compute);
   Tensor sum_key = o.empty(a.row_grad, {p.rows, p.features}, o.compute);
   Tensor sum_weight = o.empty(a.row_grad, {p.rows}, o.compute);
+  Tensor expected = o.empty(columns, {p.rows}, o.compute);
+  Tensor key_sum = o.empty(columns, {p.columns, p.features}, o.compute);
+  Tensor bias_sum = o.empty(a.bias_grad, {p.columns}, o.compute);
 
   Outputs out{};
   out.lse = pointer(total, true);
   out.mean_key = pointer(sum_key, a.row_grad);
   out.sum_weight = pointer(sum_weight, a.row_grad);
   run_forward(o, out, sum_key);
+  // These kernels do not sum the gradient of the keys in forward; contrast_cuda.cpp does the same.
+  if (columns) device.fill_nan(expected, p.rows * (wide ? 8 : 4));
 
-  stack[0] = total.release();
-  stack[1] = sum_key.release();
-  stack[2] = sum_weight.release();
+  Tensor* results[] = {&total, &sum_key, &sum_weight, &expected, &key_sum, &bias_sum};
+  for (int i = 0; i < 6; ++i) stack[i] = results[i]->release();
 }
 
 void softplus_sum_backward(StableIValue* stack, uint64_t, uint64_t) {

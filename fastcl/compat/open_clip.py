@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fastcl.arithmetic import compute_dtype, dot, softplus
 from fastcl.distributed import gather
 from fastcl.losses import infonce
-from fastcl.ops_pairwise import softplus_sum
+from fastcl.ops_pairwise import softplus_sum_expecting
 
 Scale = Tensor | float
 Result = Tensor | dict[str, Tensor]
@@ -97,7 +97,7 @@ class SigLipLoss(nn.Module):
         bias = torch.as_tensor(0.0 if logit_bias is None else logit_bias, device=device)
         bias = bias.to(compute_dtype(image_features, text_features)).expand(n)
         ids = {} if negative_only else {"row_id": place, "col_id": torch.arange(len(text_features), device=device)}
-        rows = softplus_sum(image_features, text_features, scale=logit_scale, offset=bias, **ids)
+        rows = softplus_sum_expecting(1.0, image_features, text_features, scale=logit_scale, offset=bias, **ids)
         if not negative_only:
             rows = rows + softplus(-(dot(image_features, text_features[place]) * logit_scale + bias))
         return (rows.sum() / n).to(image_features.dtype)

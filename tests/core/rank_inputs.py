@@ -19,9 +19,9 @@ SIZES = (5, 3, 6)  # rows of each rank
 D = 4
 
 
-def own_rows(x: Tensor, group: Any = None) -> Tensor:
-    """This rank's rows of a big batch."""
-    sizes = SIZES[: dist.get_world_size(group)]
+def own_rows(x: Tensor, group: Any = None, of_ranks: tuple[int, ...] = SIZES) -> Tensor:
+    """This rank's rows of a big batch, or of a matrix with other numbers of rows on the ranks."""
+    sizes = of_ranks[: dist.get_world_size(group)]
     start = sum(sizes[: dist.get_rank(group)])
     return x[start : start + sizes[dist.get_rank(group)]]
 

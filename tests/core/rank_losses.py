@@ -5,8 +5,10 @@ ranks.py starts them.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from rank_inputs import (
@@ -97,31 +99,47 @@ def check_global_form() -> None:
             torch.testing.assert_close(a / dist.get_world_size(), own_rows(b), rtol=1e-10, atol=1e-10)
 
 
-def check_ring_siglip() -> None:
-    big = big_batch()
+def _equals_siglip(key: Tensor, of_ranks: tuple[int, ...], ids: dict[str, Tensor]) -> None:
+    """`ring_siglip` on this rank's rows and keys, of which each rank has `of_ranks`, is `siglip` of the big batch."""
+    big, world = big_batch(), dist.get_world_size()
     constants = [torch.tensor(5.0, dtype=F64), torch.tensor(-2.0, dtype=F64)]
+    own_keys = functools.partial(own_rows, of_ranks=of_ranks)
+    own = {name: (own_keys if name == "key_ids" else own_rows)(x) for name, x in ids.items()}
+    within = {"rtol": 1e-12, "atol": 1e-12}
     for reduction in ("mean", "sum", "none"):
-        whole = [x.clone().requires_grad_() for x in (big["query"], big["positive_key"], *constants)]
-        truth = fastcl.siglip(*whole, reduction=reduction, weight=big["weight"])
+        whole = [x.clone().requires_grad_() for x in (big["query"], key, *constants)]
+        truth = fastcl.siglip(*whole, reduction=reduction, weight=big["weight"], **ids)
         wanted = torch.autograd.grad(truth.sum(), whole)
-        rows = [own_rows(big[name]).clone().requires_grad_() for name in ("query", "positive_key")]
-        mine = [*rows, *(x.clone().requires_grad_() for x in constants)]
-        value = distributed.ring_siglip(*mine, reduction=reduction, weight=own_rows(big["weight"]))
+        mine = [x.clone().requires_grad_() for x in (own_rows(big["query"]), own_keys(key), *constants)]
+        value = distributed.ring_siglip(*mine, reduction=reduction, weight=own_rows(big["weight"]), **own)
         if reduction == "none":
-            torch.testing.assert_close(value, own_rows(truth), rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(value, own_rows(truth), **within)
         else:
-            torch.testing.assert_close(mean_over_ranks(value), truth, rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(mean_over_ranks(value), truth, **within)
         found = torch.autograd.grad(value.sum(), mine)
-        count = 1 if reduction == "none" else dist.get_world_size()
-        for a, b in zip(found[:2], wanted[:2], strict=True):
-            torch.testing.assert_close(a / count, own_rows(b), rtol=1e-10, atol=1e-10)
+        count = 1 if reduction == "none" else world
+        torch.testing.assert_close(found[0] / count, own_rows(wanted[0]), **within)
+        torch.testing.assert_close(found[1] / count, own_keys(wanted[1]), **within)
         for a, b in zip(found[2:], wanted[2:], strict=True):
-            total = mean_over_ranks(a) * (dist.get_world_size() / count)
-            torch.testing.assert_close(total, b, rtol=1e-10, atol=1e-10)
-    plain = distributed.ring_siglip(own_rows(big["query"]), own_rows(big["positive_key"]), 5.0, -2.0)
-    torch.testing.assert_close(
-        mean_over_ranks(plain), fastcl.siglip(big["query"], big["positive_key"], 5.0, -2.0), rtol=1e-10, atol=1e-10
-    )
+            torch.testing.assert_close(mean_over_ranks(a) * (world / count), b, **within)
+    plain = distributed.ring_siglip(own_rows(big["query"]), own_keys(key), 5.0, -2.0, **own)
+    torch.testing.assert_close(mean_over_ranks(plain), fastcl.siglip(big["query"], key, 5.0, -2.0, **ids), **within)
+
+
+def check_ring_siglip() -> None:
+    _equals_siglip(big_batch()["positive_key"], SIZES, {})
+
+
+def check_ring_siglip_of_groups() -> None:
+    """Positives on other ranks, rows without any, other numbers of keys than of rows, and a rank without keys."""
+    g = torch.Generator().manual_seed(7)
+    of_ranks = (7, 0, 4)
+    count = sum(of_ranks[: dist.get_world_size()])
+    ids = {"ids": big_batch()["ids"] % 4, "key_ids": torch.randint(3, (count,), generator=g)}
+    _equals_siglip(torch.randn(count, D, generator=g, dtype=F64), of_ranks, ids)
+    whole = big_batch()["query"]
+    with pytest.raises(ValueError, match="key_ids: expected both ids and key_ids or neither"):
+        distributed.ring_siglip(own_rows(whole), own_rows(whole), ids=own_rows(big_batch()["ids"]))
 
 
 def check_nt_xent_by_ids() -> None:

@@ -2,6 +2,7 @@
 equal those computed from the similarities again. Also the parts of a product that AMX leaves to AVX-512."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from conftest import assert_budget
 from torch import Tensor
 
 import fastcl
-from fastcl import fallback, ops
+from fastcl import fallback, ops, ops_pairwise
 
 pytestmark = pytest.mark.skipif(fallback.FORCED, reason="the compiled kernels alone sum over columns on the way")
 NONE = torch.empty(0)
@@ -93,6 +94,107 @@ def test_a_mean_has_the_gradients_of_the_mean_of_the_rows(loss: str, isa: str) -
     truth = torch.autograd.grad(2 * function(*double, **options), double)
     for a, b, t in zip(mean, rows, truth, strict=True):
         assert_budget(loss, a, b, t, 1e-6)
+
+
+def pair_problem(n: int, m: int, d: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    query, key, _, scale, bias, row_id, col_id, _ = problem(n, m, d, dtype)
+    return query, key, scale, torch.randn(n), bias, row_id, col_id
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 65, 3), (50, 200, 33), (400, 97, 16), (130, 700, 40)])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_expected_gradients_of_pairs_are_those_of_the_general_path(
+    isa: str, shape: tuple[int, int, int], dtype: torch.dtype, weighted: bool
+) -> None:
+    inputs = (*pair_problem(*shape, dtype), 0.7)
+    weight = torch.rand(shape[0]) if weighted else NONE
+    *rows, expected, key_sum, bias_sum = ops_pairwise.forward_op(*inputs, True, True, True, weight)
+    for ours, plain in zip(rows, ops_pairwise.forward_op(*inputs, True, *ops_pairwise.PLAIN), strict=False):
+        torch.testing.assert_close(ours, plain)
+    assert torch.equal(expected, weight.to(expected) if weighted else torch.ones_like(expected))
+    upstream = 3.0 * expected
+    key, bias = ops_pairwise.backward_op(upstream, *inputs, True, True, expected, key_sum, bias_sum)
+    key_again, bias_again = ops_pairwise.backward_op(upstream, *inputs, True, True, *ops_pairwise.NO_SUMS)
+    tolerance = {torch.float64: 1e-12, torch.float32: 2e-5}.get(dtype, 2e-2)
+    size = float(key_again.abs().max())
+    assert key.dtype == dtype
+    torch.testing.assert_close(key, key_again, rtol=tolerance, atol=tolerance * size)
+    torch.testing.assert_close(bias, bias_again, rtol=max(tolerance, 1e-12), atol=tolerance * size)
+    # No gradient of the rows, and no gradient of the bias: the sums are the same without them.
+    *_, alone, none = ops_pairwise.forward_op(*inputs, False, True, False, weight)
+    torch.testing.assert_close(alone, key_sum)
+    assert none.shape == (0,)
+
+
+def test_the_sums_of_pairs_are_used_if_and_only_if_the_gradient_is_as_expected(isa: str) -> None:
+    inputs = (*pair_problem(20, 100, 8, torch.float32), 1.0)
+    *_, expected, key_sum, bias_sum = ops_pairwise.forward_op(*inputs, True, True, False, torch.rand(20))
+    marked = torch.full_like(key_sum, 7.0)
+
+    def key_gradient(upstream: Tensor) -> Tensor:
+        return ops_pairwise.backward_op(upstream, *inputs, True, False, expected, marked, bias_sum)[0]
+
+    for factor in (1.0, -2.0, 0.0):
+        assert torch.equal(key_gradient(factor * expected), factor * marked)
+    for row in range(20):
+        for change in (1e-4, float("nan"), float("inf")):
+            upstream = expected.clone()
+            upstream[row] += change * upstream.abs().max()
+            assert not (key_gradient(upstream) == marked).any(), (row, change)
+
+
+def pair_losses() -> dict[str, Callable[..., Tensor]]:
+    n, m = 40, 90
+    g = torch.Generator().manual_seed(0)
+    ids, key_ids = (torch.randint(9, (count,), generator=g) for count in (n, m))
+    bias = torch.randn(m, generator=g)
+    return {
+        "bpr": fastcl.bpr,
+        "negative_sampling": fastcl.negative_sampling,
+        "jensen_shannon": fastcl.jensen_shannon,
+        "gbce": lambda q, p, k, **o: fastcl.gbce(
+            q, p, k, catalogue=500, ids=ids, negative_ids=key_ids, negative_bias=bias.to(q.dtype), **o
+        ),
+        "siglip": lambda q, p, _, **o: fastcl.siglip(q, p, q.mean().exp(), p.sum() / 9, **o),
+        "siglip of groups": lambda q, _, k, **o: fastcl.siglip(
+            q, k, q.mean().exp(), k.sum() / 9, ids=ids, key_ids=key_ids, **o
+        ),
+    }
+
+
+@pytest.mark.parametrize("loss", pair_losses())
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_mean_over_pairs_computes_no_similarity_in_backward(
+    loss: str, weighted: bool, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And has the gradients of the mean of the rows, for which the similarities are computed again."""
+    torch.manual_seed(0)
+    function = pair_losses()[loss]
+    options = {"weight": torch.rand(40)} if weighted else {}
+    leaves = [torch.randn(rows, 12, requires_grad=True) for rows in (40, 40, 90)]
+    used = []
+
+    def spied(grad: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+        key, bias = backward_op(grad, *rest)
+        expected, key_sum, _ = rest[-3:]
+        factor = 0 if not len(expected) or expected.isnan().any() else float(grad.sum() / expected.sum())
+        used.append(key_sum.shape == key.shape and torch.allclose(factor * key_sum, key, rtol=1e-6, atol=0))
+        return key, bias
+
+    backward_op = ops_pairwise.backward_op
+    monkeypatch.setattr(ops_pairwise, "backward_op", spied)
+    mean, rows, truth = (
+        torch.autograd.grad(2 * function(*inputs, reduction=reduction, **options).mean(), inputs, allow_unused=True)
+        for inputs, reduction in (
+            (leaves, "mean"), (leaves, "none"), ([t.detach().double().requires_grad_() for t in leaves], "none")
+        )
+    )  # fmt: skip
+    assert used == [True, False, False]
+    for a, b, t in zip(mean, rows, truth, strict=True):
+        assert (a is None) == (b is None) == (t is None)
+        if t is not None:
+            assert_budget(loss, a, b, t, 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -120,16 +120,22 @@ def test_opcheck_compile_and_the_chunked_path() -> None:
     query, key = torch.randn(6, 5, requires_grad=True), torch.randn(9, 5, requires_grad=True)
     ids, none = (torch.arange(6) % 3, torch.arange(9) % 3), torch.empty(0)
     args = (query.detach(), key.detach(), none, torch.randn(6), torch.randn(9), *ids, 0.5)
-    torch.library.opcheck(torch.ops.fastcl.softplus_sum_forward.default, (*args, True))
-    torch.library.opcheck(torch.ops.fastcl.softplus_sum_backward.default, (torch.randn(6), *args, True, True))
+    plain, no_sums = ops_pairwise.PLAIN, ops_pairwise.NO_SUMS
+    torch.library.opcheck(ops_pairwise.forward_op, (*args, True, *plain))
+    torch.library.opcheck(ops_pairwise.backward_op, (torch.randn(6), *args, True, True, *no_sums))
+    if not fallback.FORCED:  # the compiled kernels alone sum over columns, and only over many
+        many = (args[0], torch.randn(70, 5), *args[2:4], torch.randn(70), args[5], torch.arange(70), 0.5)
+        torch.library.opcheck(ops_pairwise.forward_op, (*many, True, True, True, torch.rand(6)))
+        sums = ops_pairwise.forward_op(*many, True, True, True, torch.rand(6))[3:]
+        torch.library.opcheck(ops_pairwise.backward_op, (torch.randn(6), *many, True, True, *sums))
     fallback._announced.add("cpu")
-    results = ops_pairwise._chunked_forward(*args, True), ops_pairwise.forward_op(*args, True)
+    results = ops_pairwise._chunked_forward(*args, True), ops_pairwise.forward_op(*args, True, *plain)
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
     upstream = torch.randn(6)
     for ours, theirs in zip(
         ops_pairwise._chunked_backward(upstream, *args, True, True),
-        ops_pairwise.backward_op(upstream, *args, True, True),
+        ops_pairwise.backward_op(upstream, *args, True, True, *no_sums),
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs)

@@ -37,6 +37,8 @@ def _arguments(dtype: torch.dtype = torch.float32) -> dict[str, list]:
     forward = [q, k, p, randn(N), *columns[:3], 3 * randn(N).abs(), *rest]
     _, lse, *sums = ops.forward_op(*forward)
     offset, grad = randn(N), randn(N)
+    pairs = [q, k, randn(N), offset, *columns, True, True, True, randn(N)]
+    _, _, _, *pair_sums = ops_pairwise.forward_op(*pairs)
     unit, inverse = normalize.unit_forward(q)
     ways = [q.to(wide), p.to(wide), row]
     _, _, *logits = both_ways._forward(*ways, 1.3)
@@ -46,8 +48,8 @@ def _arguments(dtype: torch.dtype = torch.float32) -> dict[str, list]:
     return {
         "contrast_forward": forward,
         "contrast_backward": [randn(N), grad, *forward[:8], lse, *sums, 1.3, True, True, True, True, True],
-        "softplus_sum_forward": [q, k, randn(N), offset, *columns, True],
-        "softplus_sum_backward": [grad, q, k, randn(N), offset, *columns, True, True],
+        "softplus_sum_forward": pairs,
+        "softplus_sum_backward": [grad, *pairs[:8], True, True, *pair_sums],
         "normalize_forward": [q],
         "normalize_backward": [randn(N, D), unit, inverse, q],
         "both_ways_forward": [*ways, 1.3],

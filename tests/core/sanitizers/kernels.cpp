@@ -145,7 +145,8 @@ const char* problem(const Isa& isa, bool pairs) {
   const InThreads parallel{1 + below(3)};
   const Driver driver(k, parallel.count, parallel);
   auto sums = exact<T>(m * d), extra_sums = exact<T>(m);
-  const bool columns = !pairs && below(2) && driver.can_keep(pass);
+  const bool columns = below(2) && driver.can_keep(pass);
+  const auto reduction = pairs ? &Kernels<T>::softplus_sum : &Kernels<T>::log_sum_exp;
   if (columns) {
     const auto factors = [](int64_t begin, int64_t end, T* factor, T* extra) {
       for (int64_t i = begin; i < end; ++i) {
@@ -153,9 +154,9 @@ const char* problem(const Isa& isa, bool pairs) {
         extra[i - begin] = T(i % 2);
       }
     };
-    driver.run_with_columns(pass, &Kernels<T>::log_sum_exp, factors, qs.view(), sums.data(), extra_sums.data());
+    driver.run_with_columns(pass, reduction, factors, qs.view(), sums.data(), extra_sums.data());
   } else {
-    driver.run(pass, pairs ? &Kernels<T>::softplus_sum : &Kernels<T>::log_sum_exp);
+    driver.run(pass, reduction);
   }
 
   const double tolerance = (sizeof(T) == 4 ? 3e-5 : 1e-11) * (1 + 100 * size);
@@ -177,10 +178,11 @@ const char* problem(const Isa& isa, bool pairs) {
       weights += weight[j];
     }
     if (!close(reduced[i], pairs ? sum : highest + std::log(sum), tolerance * (pairs ? 10 : 1))) return "reduced";
-    for (int64_t j = 0; columns && sum != 0 && j < m; ++j) {
-      true_extra[j] += static_cast<double>(i % 2) * weight[j] / sum;
+    const double whole = pairs ? 1 : sum;
+    for (int64_t j = 0; columns && whole != 0 && j < m; ++j) {
+      true_extra[j] += static_cast<double>(i % 2) * weight[j] / whole;
       for (int64_t f = 0; f < d; ++f) {
-        true_sums[j * d + f] += static_cast<double>(1 + i % 3) * weight[j] / sum * qs.value[i * d + f];
+        true_sums[j * d + f] += static_cast<double>(1 + i % 3) * weight[j] / whole * qs.value[i * d + f];
       }
     }
     if (!out) continue;

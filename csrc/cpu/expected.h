@@ -1,0 +1,71 @@
+// Backward's use of the gradients of keys and bias that forward summed for the gradient it expected at the rows. Shared
+// by the ops `contrast` and `softplus_sum`; each knows which gradient to expect. See docs/explain/expected-gradients.md.
+#pragma once
+#include <cmath>
+#include <limits>
+
+#include "cpu/problem.h"
+
+namespace fastcl {
+
+// What a forward that summed nothing returns as the expected gradient: no gradient is proportional to NaN, so that
+// backward computes its own sums.
+template <class T>
+void expect_nothing(const Tensor& gradient, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) gradient.write<T>()[i] = std::numeric_limits<T>::quiet_NaN();
+}
+
+// The factor between the gradient that came and the expected one, by least squares. NaN if the two differ by more than
+// rounding explains: expected_i may be wrong by the relative error of size(i) roundings.
+template <class T, class Size>
+double common_factor(const T* came, const T* expected, int64_t n, const Size& size) {
+  double both = 0, squares = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    both += static_cast<double>(came[i]) * static_cast<double>(expected[i]);
+    squares += static_cast<double>(expected[i]) * static_cast<double>(expected[i]);
+  }
+  const double factor = squares == 0 ? 0 : both / squares;
+  for (int64_t i = 0; i < n; ++i) {
+    const double e = static_cast<double>(expected[i]);
+    const double allowed = 4 * std::numeric_limits<T>::epsilon() * size(i) * std::fabs(factor * e);
+    if (!(std::fabs(static_cast<double>(came[i]) - factor * e) <= allowed + std::numeric_limits<T>::min())) {
+      return std::numeric_limits<double>::quiet_NaN();
+    }
+  }
+  return factor;
+}
+
+// Writes the gradients of key and bias, each where it is not null, from the sums of forward. Returns false, and writes
+// nothing, if there are no sums or the gradient that came is not proportional to the expected one.
+template <class T, class Size>
+bool scale_sums(const Problem<T>& p, const ColumnGradients& summed, const T* came, const Size& size,
+                const Tensor* grad_key, T* grad_bias) {
+  if ((grad_key == nullptr && grad_bias == nullptr) || !present(summed.expected) ||
+      (grad_bias != nullptr && !present(summed.bias_sum))) {
+    return false;
+  }
+  const int32_t dtype = torch_dtype<T>();
+  vector_of(summed.expected, p.n, "expected");
+  check(summed.expected.dtype() == dtype, "expected: expected the compute dtype");
+  const Matrix sums = matrix_of(summed.key_sum, p.m, p.d, "key_sum");
+  if (grad_bias != nullptr) {
+    vector_of(summed.bias_sum, p.m, "bias_sum");
+    check(summed.bias_sum.dtype() == dtype, "bias_sum: expected the compute dtype");
+  }
+  const double factor = common_factor(came, summed.expected.read<T>(), p.n, size);
+  if (factor != factor) return false;
+  const Buffer<T> factors(p.m);
+  for (int64_t j = 0; j < p.m; ++j) factors[j] = static_cast<T>(factor);
+  if (grad_key != nullptr) {
+    const MutableMatrix out{grad_key->write<void>(), p.key.dtype};
+    parallel_for(0, p.m, grain(8 * p.d), [&](int64_t begin, int64_t end) {
+      p.kernels.row_combine(factors.get(), sums, nullptr, Matrix{nullptr, DType::kFloat32}, p.d, begin, end, out);
+    });
+  }
+  for (int64_t j = 0; grad_bias != nullptr && j < p.m; ++j) {
+    grad_bias[j] = factors[j] * summed.bias_sum.read<T>()[j];
+  }
+  return true;
+}
+
+}  // namespace fastcl
