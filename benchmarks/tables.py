@@ -28,6 +28,7 @@ from benchmarks import (
     tables_scale,
     tables_speed,
     tables_studies,
+    tables_suites,
     tables_wheels,
 )
 from benchmarks.common import write_text
@@ -40,6 +41,7 @@ SOURCES = (
     tables_studies,
     tables_models,
     tables_wheels,
+    tables_suites,
     tables_scale,
     tables_exposure,
     tables_clicks,

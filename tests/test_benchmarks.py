@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import traceback
+import types
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ import torch
 from forks import ended, forked
 
 import fastcl
-from benchmarks import tables_scale
+from benchmarks import peer_suites, tables_scale
 from benchmarks.cases import CASES, Case, fused, inputs, lean, textbook
 from benchmarks.common import hardware, median_ratio
 from benchmarks.peers import PEERS, Loss, missing
@@ -196,3 +197,30 @@ def test_many_workers_are_arithmetic_over_one(monkeypatch: pytest.MonkeyPatch) -
     assert first["targets a second, all"] == f"{8 * 256 * 1000 / step:,.0f}"
     assert first["MB a second"] == f"{1000 * sent / step:,.0f}"
     assert [line[-1] for line in lines[2:]] == ["-", "-", "500"]
+
+
+def test_adapters_take_the_place_of_the_originals_in_all_modules_of_a_package() -> None:
+    class Own:
+        pass
+
+    names = ("made_package", "made_package.losses", "made_package.trainer", "another_package")
+    modules = {name: types.ModuleType(name) for name in names}
+    for module in modules.values():
+        module.Loss = module.Renamed = Own  # type: ignore[attr-defined]
+    adapters = types.SimpleNamespace(Loss=type("Adapter", (), {}))
+    suite = peer_suites.Suite("made-package", ["made_package.losses"], ["Loss", "Missing"], [])
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in modules.items():
+            patch.setitem(sys.modules, name, module)
+        peer_suites.swap(suite, adapters)
+    found = {name: {module.Loss, module.Renamed} for name, module in modules.items()}
+    assert found == {name: {adapters.Loss} for name in names[:3]} | {"another_package": {Own}}
+
+
+def test_differences_from_other_packages_have_a_reason_each() -> None:
+    failed = {"one[1]": "passed", "one[2]": "skipped", "two": "failed"}
+    assert peer_suites.unexplained(failed, {"one": "because"}) == []
+    (wrong,) = peer_suites.unexplained(failed, {})
+    assert wrong.startswith("one: expected to pass, or a reason")
+    (wrong,) = peer_suites.unexplained(failed, {"one": "because", "two": "because"})
+    assert wrong.startswith("two: has a reason")
