@@ -236,6 +236,7 @@ METHODS = {
     "CLRec, queue of ids": "CLRec, queue of clicked ids (the default)",
     "CLRec, queue of vectors": "CLRec, queue of cached vectors",
     "Multi-CLRec": "Multi-CLRec",
+    "Multi-CLRec, own clicks": "Multi-CLRec, intents with their own clicks alone",
 }
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 import fastcl
 from benchmarks.clicks.rows import Data, Rows
 from benchmarks.clicks.training import Scored
+from benchmarks.debias_methods import OwnClicks
 from fastcl.recsys import CLRec, MultiCLRec
 from fastcl.recsys.data import Items, Scorer
 from fastcl.recsys.models import Model
@@ -58,10 +59,16 @@ class WeightedMultiCLRec(MultiCLRec):
         )
 
 
+class WeightedOwnClicks(OwnClicks, WeightedMultiCLRec):
+    """Inverse propensity weighting with that encoder."""
+
+
 MODELS: dict[str, Callable[..., Model]] = {
     "clrec": CLRec,
     "ipw multi_clrec": WeightedMultiCLRec,
     "multi_clrec": MultiCLRec,
+    "own clicks": OwnClicks,
+    "ipw own clicks": WeightedOwnClicks,
 }
 
 

@@ -177,7 +177,9 @@ def test_strangers_are_served_nearly_as_well_as_users_of_the_training() -> None:
     assert folded > 0.75 * own > 0.3, (folded, own)
 
 
-def test_a_run_is_the_same_bit_for_bit_when_it_is_resumed(split: Split, tmp_path: Path) -> None:
+def test_a_run_is_the_same_bit_for_bit_when_it_is_resumed(
+    split: Split, tmp_path: Path
+) -> None:
     """Stopped within an epoch, where rows are late."""
     options: dict[str, Any] = {"epochs": 3, "lr": 1e-2, "progress": False, "save_every": 0.0}
     fit(small(split, dropout=0.2), split, out=tmp_path / "whole", **options)

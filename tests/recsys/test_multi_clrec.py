@@ -120,7 +120,7 @@ def test_users_are_encoded_as_the_paper_writes_it() -> None:
         for h in range(5):
             routed = [routing(c_t[None], model.prototype.weight, 0.07)[0, h].exp() for c_t in c]
             pooled = sum(p_ht * p_t * g_t for p_ht, p_t, g_t in zip(routed, weight, g, strict=True))
-            z_h = pooled + model.intention(torch.cat([pooled, model.beta.weight[h]]))
+            z_h = pooled + whole + model.intention(torch.cat([pooled, model.beta.weight[h]]))
             torch.testing.assert_close(z[r, h], z_h, atol=1e-5, rtol=1e-4)
             fits.append(F.cosine_similarity(m, z_h, dim=0) / 0.07)
         torch.testing.assert_close(fit_of[r], torch.stack(fits), atol=1e-4, rtol=1e-4)

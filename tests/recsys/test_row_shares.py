@@ -31,7 +31,9 @@ IDLE = ("attention.mlp.2.bias", "qkv.bias")
 
 
 @pytest.mark.parametrize("name", rows_ranks.ALONE)
-def test_several_processes_train_what_one_does(name: str, alone: dict[str, Any], shared: list[dict[str, Any]]) -> None:
+def test_several_processes_train_what_one_does(
+    name: str, alone: dict[str, Any], shared: list[dict[str, Any]]
+) -> None:
     truth = alone[name]
     for rank, found in enumerate(shared):
         for table, rows in found[name]["rows"].items():

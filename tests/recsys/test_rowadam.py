@@ -76,7 +76,9 @@ def small(kind: type[Model], split: Split, table: str, **options: Any) -> Model:
     return model
 
 
-def trained(model: Model, split: Split, epochs: int = 2, eps: float = 1e-13, **options: Any) -> list[dict[str, float]]:
+def trained(
+    model: Model, split: Split, epochs: int = 2, eps: float = 1e-13, **options: Any
+) -> list[dict[str, float]]:
     """The losses of its epochs. eps is small: late steps are exact to its first order."""
     run = loop.new_run(model, split, Settings(epochs, 1e-2, **options))
     run.optimizer = RowAdam(model, 1e-2, (0.9, 0.98), eps=eps)

@@ -110,7 +110,9 @@ def test_a_search_that_was_killed_goes_on_to_the_same_table(
     assert trained == []
     with pytest.raises(ValueError, match="out: .*killed holds a search with other epochs; expected the same call"):
         tune(SASRec, split, VALUES, out=tmp_path / "killed", **{**options, "epochs": 5})
-    with pytest.raises(ValueError, match=r"out: expected a new folder or one of a search, got .*, which holds "):
+    with pytest.raises(
+        ValueError, match=r"out: expected a new folder or one of a search, got .*, which holds "
+    ):
         tune(SASRec, split, VALUES, out=tmp_path, **options)
 
 
