@@ -202,6 +202,10 @@ def test_lists_as_json_lines_with_titles_and_limits(tmp_path, log, capsys):
     assert call("recommend", run, "--users", log, "-k", "1", "-o", table) == 0
     with open(table, newline="", encoding="utf-8") as file:
         assert all(row["title"] == f"Title, {row['item']}" for row in csv.DictReader(file))
+    for command in (("recommend", run, "--history", "i1"), ("similar", run, "i1")):
+        capsys.readouterr()
+        assert call(*command, "--only", "i2,i3", "--without", "i3,nowhere") == 0
+        assert capsys.readouterr().err == "--without: 1 of 2 items are unknown: nowhere\n"
     with pytest.raises(SystemExit):
         call("recommend", run, "--history", "i1", "--only", f"@{tmp_path / 'none.txt'}")
     assert "argument --only: expected @FILE with an id a line, got @" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from fastcl.recsys.cli import lists
 from fastcl.recsys.cli.cold import add_items_option, with_new_items
 from fastcl.recsys.cli.lists import UserRow
 from fastcl.recsys.cli.runs import Run, inputs_of, tell, unfinished
-from fastcl.recsys.data import Interactions, Items, fingerprints
+from fastcl.recsys.data import PAD, Interactions, Items, fingerprints
 from fastcl.recsys.data.merging import merge, of_users
 from fastcl.recsys.data.source import Source
 from fastcl.recsys.data.splits import LeakageWarning
@@ -89,6 +89,7 @@ def run(args: argparse.Namespace) -> None:
     model = with_new_items(checkpoint.load(args.folder), config, args.items)
     seen = args.seen or config.get("seen", "mask")
     tell([note for note in [unfinished(Run(Path(args.folder), config, model))] if note])
+    say_unknown(args, model.items)
     fallback = _popular(args.folder, config, model.items) if args.fallback else None
     limits: dict[str, Any] = {"only": args.only, "without": args.without, "fallback": fallback, "strict": args.strict}
     limits["index"] = args.index
@@ -204,6 +205,15 @@ def _number(text: str) -> float:
         except ValueError:
             pass
     raise ValueError(f"--times: expected numbers separated by commas, got {text!r}")
+
+
+def say_unknown(args: argparse.Namespace, items: Items) -> None:
+    """Says which ids of --only and --without the run does not know."""
+    for name in ("only", "without"):
+        ids = getattr(args, name) or []
+        unknown = [ids[n] for n in np.flatnonzero(items.encode(ids) == PAD)]
+        if unknown:
+            _say(f"--{name}: {len(unknown):,} of {len(ids):,} items are unknown", unknown)
 
 
 def _say(what: str, names: list[str] | tuple[str, ...]) -> None:

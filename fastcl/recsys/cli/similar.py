@@ -6,7 +6,7 @@ from typing import Any
 
 from fastcl.recsys.cli.cold import add_items_option, with_new_items
 from fastcl.recsys.cli.lists import document
-from fastcl.recsys.cli.recommend import add_item_options, lines
+from fastcl.recsys.cli.recommend import add_item_options, lines, say_unknown
 from fastcl.recsys.options import at_least
 from fastcl.recsys.serving.recommend import similar
 from fastcl.recsys.training import checkpoint
@@ -29,6 +29,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     at_least(1, "-k", args.k)
     model = with_new_items(checkpoint.load(args.folder), checkpoint.read_config(args.folder), args.items)
+    say_unknown(args, model.items)
     row = similar(model, args.item, args.k, only=args.only, without=args.without)
     if args.json:
         found = {"run": args.folder, "item": args.item, "items": document(row, model.items)}
