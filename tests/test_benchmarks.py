@@ -22,7 +22,7 @@ import torch
 from forks import ended, forked
 
 import fastcl
-from benchmarks import peer_suites, tables_scale
+from benchmarks import bench_threads_model, peer_suites, tables_scale
 from benchmarks.cases import CASES, Case, fused, inputs, lean, textbook
 from benchmarks.common import hardware, median_ratio
 from benchmarks.peers import PEERS, Loss, missing
@@ -224,3 +224,31 @@ def test_differences_from_other_packages_have_a_reason_each() -> None:
     assert wrong.startswith("one: expected to pass, or a reason")
     (wrong,) = peer_suites.unexplained(failed, {"one": "because", "two": "because"})
     assert wrong.startswith("two: has a reason")
+
+
+def test_callgrind_files_are_read(tmp_path: Path) -> None:
+    """Names are written once, later a number stands for them; the line behind `calls=` holds the inclusive cost."""
+    lines = """fn=(1) step
+1 50
+cfn=(2) torch_parallel_for
+calls=2 0
+5 300
+fn=(2)
+1 200
+fn=(3) op
+1 7
+cfn=(2)
+calls=1 0
+9 43
+cfn=(1)
+calls=9 0
+9 9
+summary: 600
+"""
+    (tmp_path / "out").write_text(lines)
+    assert bench_threads_model.read(tmp_path / "out") == (600, 343, 3)
+
+
+def test_the_model_of_threads() -> None:
+    assert bench_threads_model.model(one=100.0, serial=20.0, regions=3, empty=0.0, threads=4) == 40.0
+    assert bench_threads_model.model(one=100.0, serial=100.0, regions=3, empty=2.0, threads=8) == 118.0
