@@ -216,11 +216,17 @@ __attribute__((noinline)) inline bool failed(OpFunction function, StableIValue* 
   }
 }
 
-// An op as torch calls it. No exception of ours may reach torch, which could not catch it where this library has a C++
-// runtime of its own (LLVM's beside torch's GNU, MinGW's beside Microsoft's). Torch throws one of its own instead, when
-// the stack holds nothing of ours to unwind.
-template <OpFunction function>
+// An op as torch calls it, with the numbers of inputs and outputs that it reads and writes. No exception of ours may
+// reach torch, which could not catch it where this library has a C++ runtime of its own (LLVM's beside torch's GNU,
+// MinGW's beside Microsoft's). Torch throws one of its own instead, when the stack holds nothing of ours to unwind.
+// Python declares the ops: a library of another version than the Python files would read past the stack.
+template <OpFunction function, uint64_t reads, uint64_t writes>
 void guarded(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
+  if (inputs != reads || outputs != writes) {
+    aoti_torch_check(false, "fastcl", "fastcl", 0,
+                     "fastcl: the compiled library is of another version than the Python files: build or install "
+                     "fastcl again");
+  }
   char text[1024];
   if (failed(function, stack, inputs, outputs, text)) aoti_torch_check(false, "fastcl", "fastcl", 0, text);
 }

@@ -114,8 +114,9 @@ void both_ways_backward(StableIValue* stack, uint64_t, uint64_t) {
   run(grad_pos, grad_lse, query, key, ids, logits, sums, scale, query_grad, key_grad, stack);
 }
 
-[[maybe_unused]] const bool registered = register_ops(
-    "CPU", {{"both_ways_forward", guarded<both_ways_forward>}, {"both_ways_backward", guarded<both_ways_backward>}});
+[[maybe_unused]] const bool registered =
+    register_ops("CPU", {{"both_ways_forward", guarded<both_ways_forward, 4, 4>},
+                         {"both_ways_backward", guarded<both_ways_backward, 10, 2>}});
 
 }  // namespace
 }  // namespace fastcl

@@ -254,7 +254,8 @@ void contrast_backward(StableIValue* stack, uint64_t, uint64_t) {
 }
 
 [[maybe_unused]] const bool registered = register_ops(
-    "CPU", {{"contrast_forward", guarded<contrast_forward>}, {"contrast_backward", guarded<contrast_backward>}});
+    "CPU",
+    {{"contrast_forward", guarded<contrast_forward, 19, 6>}, {"contrast_backward", guarded<contrast_backward, 21, 5>}});
 
 }  // namespace
 }  // namespace fastcl

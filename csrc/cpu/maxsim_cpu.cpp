@@ -212,8 +212,8 @@ void maxsim_backward(StableIValue* stack, uint64_t, uint64_t) {
   run(grad, q, d, place, query_grad, document_grad, stack);
 }
 
-[[maybe_unused]] const bool registered =
-    register_ops("CPU", {{"maxsim_forward", guarded<maxsim_forward>}, {"maxsim_backward", guarded<maxsim_backward>}});
+[[maybe_unused]] const bool registered = register_ops(
+    "CPU", {{"maxsim_forward", guarded<maxsim_forward, 5, 2>}, {"maxsim_backward", guarded<maxsim_backward, 6, 2>}});
 
 }  // namespace
 }  // namespace fastcl

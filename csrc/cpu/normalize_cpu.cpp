@@ -75,8 +75,9 @@ void normalize_backward(StableIValue* stack, uint64_t, uint64_t) {
   is_double(x) ? backward<double>(grad, unit, inverse, x, stack) : backward<float>(grad, unit, inverse, x, stack);
 }
 
-[[maybe_unused]] const bool registered = register_ops(
-    "CPU", {{"normalize_forward", guarded<normalize_forward>}, {"normalize_backward", guarded<normalize_backward>}});
+[[maybe_unused]] const bool registered =
+    register_ops("CPU", {{"normalize_forward", guarded<normalize_forward, 1, 2>},
+                         {"normalize_backward", guarded<normalize_backward, 4, 1>}});
 
 }  // namespace
 }  // namespace fastcl

@@ -111,8 +111,8 @@ void softplus_sum_backward(StableIValue* stack, uint64_t, uint64_t) {
 }
 
 [[maybe_unused]] const bool registered =
-    register_ops("CPU", {{"softplus_sum_forward", guarded<softplus_sum_forward>},
-                         {"softplus_sum_backward", guarded<softplus_sum_backward>}});
+    register_ops("CPU", {{"softplus_sum_forward", guarded<softplus_sum_forward, 12, 6>},
+                         {"softplus_sum_backward", guarded<softplus_sum_backward, 14, 2>}});
 
 }  // namespace
 }  // namespace fastcl

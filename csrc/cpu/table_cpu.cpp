@@ -167,9 +167,9 @@ void step_adagrad_rows(StableIValue* stack, uint64_t, uint64_t) {
   }
 }
 
-[[maybe_unused]] const bool registered = register_ops("CPU", {{"read_late_rows", guarded<read_late_rows>},
-                                                              {"step_adam_rows", guarded<step_adam_rows>},
-                                                              {"step_adagrad_rows", guarded<step_adagrad_rows>}});
+[[maybe_unused]] const bool registered = register_ops("CPU", {{"read_late_rows", guarded<read_late_rows, 11, 1>},
+                                                              {"step_adam_rows", guarded<step_adam_rows, 13, 0>},
+                                                              {"step_adagrad_rows", guarded<step_adagrad_rows, 7, 0>}});
 
 }  // namespace
 }  // namespace fastcl

@@ -213,6 +213,27 @@ def test_wrong_arguments_are_refused_and_nothing_crashes() -> None:
     assert _in_a_child(f"{calls} + t.random_combinations(1500, 0)") > 2900
 
 
+def test_a_library_of_another_version_is_refused() -> None:
+    """Where the Python files declare an argument that the library does not know of, as after an update without a new
+    build, a call must not read the stack by the library's own count.
+    """
+    code = """
+import torch
+define = torch.library.Library.define
+torch.library.Library.define = lambda self, schema, *rest, **more: define(
+    self, schema.replace("normalize_forward(Tensor x)", "normalize_forward(Tensor x, int later)"), *rest, **more
+)
+import fastcl
+try:
+    torch.ops.fastcl.normalize_forward(torch.eye(2), 1)
+except RuntimeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "of another version than the Python files" in done.stdout
+
+
 @pytest.mark.slow
 def test_many_more_combinations_crash_nothing() -> None:
     assert _in_a_child("t.random_combinations(60000, 1)") == 60000
