@@ -1,8 +1,8 @@
 """Tables for the documentation of the losses' cost: time against other forms, memory, threads, columns, one call.
 
-From contrast-cpu*.json, variants.json, maxsim.json, memory.json, scaling.json, overhead.json, ceilings-cpu.json and
-instructions.json. The bench program with the same name tells how a figure was measured; the shapes are those of
-cases.py.
+From contrast-cpu*.json, variants.json, maxsim.json, memory.json, scaling.json, threads-model.json, overhead.json,
+ceilings-cpu.json and instructions.json. The bench program with the same name tells how a figure was measured; the
+shapes are those of cases.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -196,6 +196,25 @@ def threads() -> str:
     )
 
 
+def threads_model() -> str:
+    """How many times faster a step is than on one thread: by the model, and by measurement where there is one."""
+    names = {"one thread, us": "one thread, us", "serial, us": "of them serial, us"}
+    speeds = ["2 threads, measured", "2 threads, model", "8 threads, model", "64 threads, model"]
+    return markdown(
+        [
+            {name: row[name] for name in ("N x M x D", "loss", "pass")}
+            | {now: f"{row[name]:,.0f}" for name, now in names.items()}
+            | {"parallel regions": row["regions"]}
+            | {name: f"{row[name]:.2f}" for name in speeds}
+            for row in results("threads-model")["rows"]
+        ]
+    )
+
+
+def empty_region() -> str:
+    return f"{results('threads-model')['empty region us']:.1f}"
+
+
 def columns() -> str:
     """Nanoseconds per logit, from few to many columns."""
     rows = results("scaling")["columns"]
@@ -299,6 +318,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "machine memory": partial(machine, "memory"),
     "memory": memory,
     "threads": threads,
+    "threads model": threads_model,
+    "empty region": empty_region,
     "columns": columns,
     "both directions": both_directions,
     "pairs": pairs,

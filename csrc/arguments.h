@@ -13,6 +13,8 @@ struct Inputs {
   double factor;
 };
 
+inline bool is_double(const Tensor& t) { return t.dtype() == aoti_torch_dtype_float64(); }
+
 inline void check_matrices(const Inputs& in, bool needs_key = true, bool other_ids = false) {
   check(in.query.dim() == 2, "query: expected shape [N, D], got ", in.query);
   check(in.key.dim() == 2 || (!needs_key && !present(in.key)), "key: expected shape [M, D], got ", in.key);
@@ -72,6 +74,10 @@ struct ForwardArguments {
                                   std::pair(&expected.weight, "row_weight")}) {
       if (present(*t)) vector_of(*t, n, name);
     }
+  }
+
+  bool in_double() const {
+    return is_double(in.query) || is_double(in.key) || is_double(in.positive) || is_double(frozen.key);
   }
 };
 
@@ -160,16 +166,18 @@ struct SoftplusBackwardArguments {
   }
 };
 
-inline bool is_double(const Tensor& t) { return t.dtype() == aoti_torch_dtype_float64(); }
+// What arrives at the backward pass, and the result that it belongs to.
+struct Upstream {
+  const Tensor *grad_pos, *grad_lse, *lse;
+};
 
 // Checks the shapes of the gradients that arrive, and that their dtype is that of lse.
-inline void check_upstream(const BackwardArguments& a, bool has_positive) {
-  const int64_t n = a.in.query.size(0);
-  const int32_t dtype = a.saved.lse.dtype();
-  check(dtype == aoti_torch_dtype_float32() || is_double(a.saved.lse), "lse: expected float32 or float64");
+inline void check_upstream(const Upstream& a, int64_t n, bool has_positive) {
+  const int32_t dtype = a.lse->dtype();
+  check(dtype == aoti_torch_dtype_float32() || is_double(*a.lse), "lse: expected float32 or float64");
   for (const auto& [t, name] :
-       {std::pair(&a.grad_pos, "grad_pos"), std::pair(&a.grad_lse, "grad_lse"), std::pair(&a.saved.lse, "lse")}) {
-    vector_of(*t, t == &a.grad_pos && !has_positive ? 0 : n, name);
+       {std::pair(a.grad_pos, "grad_pos"), std::pair(a.grad_lse, "grad_lse"), std::pair(a.lse, "lse")}) {
+    vector_of(*t, t == a.grad_pos && !has_positive ? 0 : n, name);
     check(t->dtype() == dtype, name, ": expected the dtype of lse");
   }
 }

@@ -192,7 +192,9 @@ def check_columns(
 def check_temperature(temperature: Any, n: int, device: torch.device) -> None:
     """Values of a tensor are checked only where reading is cheap: on the CPU, outside compiled code and transforms."""
     if not isinstance(temperature, Tensor):
-        positive_number("temperature", temperature)
+        # The common case first: the general check takes a microsecond.
+        if type(temperature) is not float or not 0.0 < temperature < math.inf:
+            positive_number("temperature", temperature)
         return
     check_scale("temperature", temperature, n, device)
     if not readable(temperature):

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from fastcl import _cuda, fallback
 from fastcl.arithmetic import compute_dtype, logaddexp
 from fastcl.checks import check_columns, check_scale, functorch_active, matrix, vector
-from fastcl.library import LIBRARY, fake, handed_over, implement, none_for, scale_and_factor
+from fastcl.library import LIBRARY, fake, handed_over, implement, none_for, scale_and_factor, take_zeros
 
 LIBRARY.define(
     "contrast_forward(Tensor query, Tensor key, Tensor positive, Tensor scale, Tensor bias, "
@@ -29,6 +29,20 @@ LIBRARY.define(
     "Tensor bias, Tensor row_id, Tensor col_id, Tensor cap, Tensor lse, Tensor mean_key, Tensor expected, "
     "Tensor key_sum, Tensor bias_sum, float factor, bool query_grad, bool key_grad, bool positive_grad, "
     "bool scale_grad, bool bias_grad) "
+    "-> (Tensor grad_query, Tensor grad_key, Tensor grad_positive, Tensor grad_scale, Tensor grad_bias)"
+)
+# `contrast` with more in one call, for plain eager code on the CPU (csrc/cpu/packed_cpu.cpp). unit: see `unit_of`.
+# kept: 0 if no backward pass follows, 1 if it does, 2 if it also needs the keys.
+LIBRARY.define(
+    "contrast_packed_forward(Tensor query, Tensor key, Tensor positive, Tensor scale, Tensor bias, "
+    "Tensor row_id, Tensor col_id, Tensor cap, float factor, bool row_grad, bool key_grad, bool bias_grad, "
+    "float shift, Tensor row_shift, Tensor rest, Tensor row_weight, Tensor frozen, Tensor frozen_bias, "
+    "Tensor frozen_id, int unit, int kept) -> (Tensor pos, Tensor lse, Tensor saved)"
+)
+LIBRARY.define(
+    "contrast_packed_backward(Tensor grad_pos, Tensor grad_lse, Tensor query, Tensor key, Tensor positive, "
+    "Tensor scale, Tensor bias, Tensor row_id, Tensor col_id, Tensor cap, Tensor lse, Tensor saved, float factor, "
+    "bool query_grad, bool key_grad, bool positive_grad, bool scale_grad, bool bias_grad, int unit, bool column_sums) "
     "-> (Tensor grad_query, Tensor grad_key, Tensor grad_positive, Tensor grad_scale, Tensor grad_bias)"
 )
 
@@ -76,6 +90,32 @@ def _(grad_pos: Tensor, grad_lse: Tensor, query: Tensor, key: Tensor, positive: 
     )
 
 
+@fake("contrast_packed_forward")
+def _(query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor, row_id: Tensor, col_id: Tensor,
+      cap: Tensor, factor: float, row_grad: bool, key_grad: bool, bias_grad: bool, shift: float, row_shift: Tensor,
+      rest: Tensor, row_weight: Tensor, frozen: Tensor, frozen_bias: Tensor, frozen_id: Tensor, unit: int,
+      kept: int) -> tuple[Tensor, ...]:  # fmt: skip
+    dtype = compute_dtype(query, key, positive, frozen)
+    (n, d), m, has_positive = query.shape, key.shape[0], positive.dim() == 2
+    size = row_grad * n * d + (unit > 0) * (1 + has_positive) * n * (d + 1) + (unit == 2 and kept == 2) * m * (d + 1)
+    size += (key_grad or bias_grad) * (n + m * d) + bias_grad * m
+    shapes = n if has_positive else 0, n, size if kept else 0
+    return tuple(query.new_empty(shape, dtype=dtype) for shape in shapes)
+
+
+@fake("contrast_packed_backward")
+def _(grad_pos: Tensor, grad_lse: Tensor, query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor,
+      row_id: Tensor, col_id: Tensor, cap: Tensor, lse: Tensor, saved: Tensor, factor: float, query_grad: bool,
+      key_grad: bool, positive_grad: bool, scale_grad: bool, bias_grad: bool, unit: int,
+      column_sums: bool) -> tuple[Tensor, ...]:  # fmt: skip
+    inputs = ((query_grad, query), (key_grad and unit < 3, key), (positive_grad, positive))
+    rows = [t.new_empty(t.shape) if wanted else lse.new_empty(0) for wanted, t in inputs]
+    return *rows, lse.new_empty(len(query) if scale_grad else 0), lse.new_empty(len(key) if bias_grad else 0)
+
+
+for _name in ("contrast_packed_forward", "contrast_packed_backward"):
+    take_zeros(_name)
+
 from fastcl.ops_autograd import (  # noqa: E402  reads the ops above
     NO_FROZEN,
     NO_SUMS,
@@ -83,11 +123,13 @@ from fastcl.ops_autograd import (  # noqa: E402  reads the ops above
     Eager,
     Functorch,
     Given,
+    Packed,
     backward_op,
     forward_op,
     in_json,
     run,
-    units,
+    run_packed,
+    unit_of,
 )
 
 __all__ = [
@@ -105,6 +147,7 @@ __all__ = [
 # The names of the tensors that `contrast` passes to the op, as its caller knows them, for errors.
 _NAMES = ("query", "key", "positive", "scale", "bias", "row_id", "col_id", "cap")
 _ABSENT = (None, None, None)
+_NO_GRADIENT = (False,) * 5
 _MORE_NAMES = ("row_shift", "rest", "weight", "queue", "queue.log_q", "queue.ids")
 # The arguments of the forward op without sums over columns.
 PLAIN = (False, False, in_json(-math.inf), *NO_VECTORS, *NO_FROZEN)
@@ -158,6 +201,22 @@ class Frozen(NamedTuple):
     key: Tensor  # [F, D]
     bias: Tensor | None = None  # [F]
     id: Tensor | None = None  # [F]; together with row_id
+
+
+# A library that was compiled before the op was written has no kernel of it: a working copy that was not built again.
+_BUILT = torch._C._dispatch_has_kernel_for_dispatch_key("fastcl::contrast_packed_forward", "CPU")
+_PACKED = _BUILT and not fallback.FORCED
+
+
+def packs(query: Tensor) -> bool:
+    """Whether one call of an op does all that is done to the rows: in plain eager code on the CPU."""
+    return (
+        _PACKED
+        and query.is_cpu
+        and not torch.compiler.is_compiling()
+        and not functorch_active()
+        and forward_ad._current_level < 0
+    )
 
 
 def takes_frozen(query: Tensor) -> bool:
@@ -271,30 +330,34 @@ def contrast_checked(
     """`contrast_expecting` for callers that have checked the arguments, under the names of their own arguments.
 
     `frozen` are more columns, where `takes_frozen` says that they may be; unit_rows: divide the rows of query and
-    positive by their length, unit_key: those of key, both where `normalize.in_one_step` says that it may be asked for.
+    positive by their length, unit_key: those of key, both where `packs` says that it may be asked for.
     """
     none = none_for(query)
     scale_t, factor = scale_and_factor(scale, none)
     cap = None if cap is None else cap.detach()
     tensors = handed_over(_NAMES, (query, key, positive, scale_t, bias, row_id, col_id, cap), none)
-    if functorch_active() or forward_ad._current_level >= 0:  # which has an answer or refuses, as forward mode
+    packed = unit_rows or packs(query)
+    # torch.func has an answer or refuses, as forward mode does.
+    if not packed and (functorch_active() or forward_ad._current_level >= 0):
         pos, lse, _ = Functorch.apply(*tensors, factor)
         return (None if positive is None else pos), lse
     q, k, p, s, b, rows, cols, most = tensors
-    learns = torch.is_grad_enabled() and any([t.requires_grad for t in tensors[:5]])
+    learns = torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or p.requires_grad or s.requires_grad or b.requires_grad
+    )
     # Only the kernels for the CPU sum over columns in the forward pass.
     expecting = learns and expected is not None and query.is_cpu and not fallback.FORCED
     shift, *vectors = expected if expecting and expected is not None else (-math.inf, *_ABSENT)
     sums: tuple[Tensor, ...] = (none, none, none)
     beside = sums
-    if frozen is not None or any([t is not None for t in vectors]) or torch.compiler.is_compiling():
+    plain = vectors[0] is None and vectors[1] is None and vectors[2] is None and frozen is None
+    if not (plain and packed):  # compiled code must not get one tensor several times
         more = handed_over(_MORE_NAMES, (*vectors, *(frozen or _ABSENT)), none)
         sums, beside = tuple(more[:3]), tuple(more[3:])
-    given = Given(rows, cols, most, factor, expecting, in_json(shift), sums, beside, unit_rows, unit_key)
+    unit = unit_of(unit_rows, unit_key, q, k, p)
+    given = Given(rows, cols, most, factor, expecting, in_json(shift), sums, beside, unit)
     if learns:
-        pos, lse = Eager.apply(q, k, p, s, b, given)
+        pos, lse = (Packed if packed else Eager).apply(q, k, p, s, b, given)
     else:
-        if unit_rows:
-            (q, _), (k, _), (p, _) = units(q, k, p, given)
-        pos, lse, *_ = run(q, k, p, s, b, given, (False,) * 5)
+        pos, lse, *_ = (run_packed if packed else run)(q, k, p, s, b, given, _NO_GRADIENT)
     return (None if positive is None else pos), lse

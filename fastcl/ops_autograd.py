@@ -1,12 +1,13 @@
-"""How autograd sees the op `contrast`: its Functions, for eager code and for torch.func, and gradients of gradients.
+"""How autograd sees the op `contrast`: its Functions, for plain eager code on the CPU, for compiled code and other
+devices, and for torch.func; and gradients of gradients.
 
-A Function costs more than the work of a small batch. All that is done to the rows of a loss is therefore one Function:
-it may also divide rows by their length, and sum over a second set of columns that no gradient reaches. No loss formula
-is here, and no argument is checked.
+A Function costs more than the work of a small batch, and so does each op that it calls. All that is done to the rows of
+a loss is therefore one Function with one op for each pass (`Packed`): it may also divide rows by their length, and sum
+over a second set of columns that no gradient reaches. No loss formula is here, and no argument is checked.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +16,12 @@ from torch.autograd import Function
 
 from fastcl import fallback
 from fastcl.library import NONE, none_for
-from fastcl.normalize import differentiable, plain, unit_backward, unit_forward
+from fastcl.normalize import differentiable, plain
 
 forward_op = torch.ops.fastcl.contrast_forward.default
 backward_op = torch.ops.fastcl.contrast_backward.default
+packed_forward_op = torch.ops.fastcl.contrast_packed_forward.default
+packed_backward_op = torch.ops.fastcl.contrast_packed_backward.default
 
 NO_VECTORS = NO_FROZEN = NO_SUMS = (NONE, NONE, NONE)
 
@@ -42,8 +45,16 @@ class Given(NamedTuple):
     shift: float
     vectors: tuple[Tensor, ...]  # row_shift, rest, row_weight of `Expected`
     frozen: tuple[Tensor, ...]  # key, bias, id of `Frozen`
-    unit_rows: bool  # whether rows of query and positive are divided by their length first
-    unit_key: bool  # the same for those of key
+    unit: int = 0  # of `Packed` alone: whose rows are divided by their length first, see `unit_of`
+
+
+def unit_of(unit_rows: bool, unit_key: bool, query: Tensor, key: Tensor, positive: Tensor) -> int:
+    """0: nobody's rows; 1: those of query and positive; 2: those of key too. 3: key is query (NT-Xent), 4: key is
+    positive (in-batch negatives); one gradient then serves both.
+    """
+    if not unit_rows:
+        return 0
+    return (4 if key is positive else 3 if key is query else 2) if unit_key else 1
 
 
 class _Backward(Function):
@@ -85,18 +96,23 @@ class _Backward(Function):
 
 
 def _grads(
-    ctx: Any, grad_pos: Tensor, grad_lse: Tensor, saved: Sequence[Tensor], needs: Sequence[bool], frozen: bool
+    factor: float, grad_pos: Tensor, grad_lse: Tensor, saved: Sequence[Tensor], needs: Sequence[bool], frozen: bool
 ) -> list[Any]:
     """The gradients of query, key, positive, scale and bias; None for those that are not needed."""
-    args = (grad_pos.contiguous(), grad_lse.contiguous(), *saved, ctx.factor, *needs)
+    args = (grad_pos.contiguous(), grad_lse.contiguous(), *saved, factor, *needs)
     # Grad mode is on in a backward pass with create_graph=True, whose results may be differentiated.
     found = _Backward.apply(frozen, *args) if torch.is_grad_enabled() else backward_op(*args)
+    return _as_inputs(found, saved, needs)
+
+
+def _as_inputs(found: Sequence[Tensor], inputs: Sequence[Tensor], needs: Sequence[bool]) -> list[Any]:
+    """The gradients that the op found, those of scale and bias in the shape and dtype of these."""
     grads: list[Any] = [g if wanted else None for g, wanted in zip(found, needs, strict=True)]
     if needs[3]:
-        scale = saved[3]
+        scale = inputs[3]
         grads[3] = (grads[3].sum() if scale.dim() == 0 else grads[3]).to(scale.dtype)
     if needs[4]:
-        grads[4] = grads[4].to(saved[4].dtype)
+        grads[4] = grads[4].to(inputs[4].dtype)
     return grads
 
 
@@ -104,73 +120,105 @@ def run(
     query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor, given: Given, needs: Sequence[bool]
 ) -> tuple[Tensor, ...]:
     """The forward op, with the sums for those of the first five arguments that need a gradient."""
-    row_id, col_id, cap, factor, column_sums, shift, vectors, frozen, _, _ = given
+    row_id, col_id, cap, factor, column_sums, shift, vectors, frozen, _ = given
     return forward_op(
         query, key, positive, scale, bias, row_id, col_id, cap, factor, needs[0] or needs[3],
         column_sums and needs[1], column_sums and needs[4], shift, *vectors, *frozen,
     )  # fmt: skip
 
 
-def units(query: Tensor, key: Tensor, positive: Tensor, given: Given) -> list[tuple[Tensor, Tensor]]:
-    """For each of the three its rows divided by their length, where `given` asks for it, and the inverse lengths."""
-    found = [unit_forward(query), (key, NONE), unit_forward(positive)]
-    if given.unit_key:
-        owner = _owner(query, key, positive)
-        found[1] = unit_forward(key) if owner == 1 else found[owner]
-    return found
+def run_packed(
+    query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor, given: Given, needs: Sequence[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """pos, lse and what the backward pass reads, with the sums for those of the first five that need a gradient."""
+    row_id, col_id, cap, factor, column_sums, shift, vectors, frozen, unit = given
+    kept = 2 if needs[1] or needs[4] else 1 if needs[0] or needs[2] or needs[3] else 0
+    return packed_forward_op(
+        query, key, positive, scale, bias, row_id, col_id, cap, factor, needs[0] or needs[3],
+        column_sums and needs[1], column_sums and needs[4], shift, *vectors, *frozen, unit, kept,
+    )  # fmt: skip
 
 
-def _owner(query: Tensor, key: Tensor, positive: Tensor) -> int:
-    """Which of the three the keys are, by place: often the positives (in-batch negatives) or the queries."""
-    return 2 if key is positive else 0 if key is query else 1
+class Packed(Function):
+    """For plain eager code on the CPU."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor, given: Given
+    ) -> Any:
+        needs, none = ctx.needs_input_grad, none_for(query)
+        pos, lse, saved = run_packed(query, key, positive, scale, bias, given, needs)
+        row_id, col_id, cap, ctx.factor, ctx.column_sums, _, _, frozen, ctx.unit = given
+        ctx.frozen = frozen[0].dim() == 2
+        if not (needs[1] or needs[4]):
+            # Frozen columns take no part in the backward pass. They are not saved, so that a queue may be overwritten
+            # between forward and backward.
+            key = bias = col_id = cap = none
+        inputs = (query, key, positive, scale, bias, row_id, col_id, cap)
+        ctx.save_for_backward(*[None if t is none else t for t in inputs], lse, saved)
+        return pos, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_pos: Tensor, grad_lse: Tensor) -> Any:
+        *inputs, lse, saved = ctx.saved_tensors  # unpacked once; checkpointing refuses to do so twice
+        none, needs = none_for(inputs[0]), ctx.needs_input_grad[:5]
+        inputs = [none if t is None else t for t in inputs]
+        if torch.is_grad_enabled():
+            return *_packed_twice(ctx, grad_pos, grad_lse, inputs, lse, saved, needs), None
+        found = packed_backward_op(
+            grad_pos.contiguous(), grad_lse.contiguous(), *inputs, lse, saved, ctx.factor, *needs, ctx.unit,
+            ctx.column_sums,
+        )  # fmt: skip
+        grads = _as_inputs(found, inputs, needs)
+        if ctx.unit > 2:  # the gradient of the other one
+            grads[1] = None
+        return *grads, None
+
+
+def _packed_twice(
+    ctx: Any, grad_pos: Tensor, grad_lse: Tensor, inputs: list[Tensor], lse: Tensor, saved: Tensor,
+    needs: Sequence[bool],
+) -> list[Any]:  # fmt: skip
+    """The gradients of `Packed` in operations that autograd can differentiate, computed from the inputs alone."""
+    unit, raw, rows = ctx.unit, inputs[:3], list(inputs)
+    if unit:
+        for place in (0, 2):
+            if raw[place].dim() == 2:
+                rows[place] = plain(raw[place])[0]
+        if unit > 1 and raw[1].dim() == 2:
+            rows[1] = plain(raw[1])[0] if unit == 2 else rows[0 if unit == 3 else 2]
+    n, d = raw[0].shape
+    mean_key = saved[: n * d].view(n, d) if needs[0] or needs[3] else NONE
+    grads = _grads(ctx.factor, grad_pos, grad_lse, (*rows, lse, mean_key, *NO_SUMS), needs, ctx.frozen)
+    if unit > 2 and needs[1]:
+        owner = 0 if unit == 3 else 2
+        grads[owner], grads[1] = grads[owner] + grads[1], None
+    for place, divided in enumerate((unit > 0, unit > 1, unit > 0)):
+        if divided and grads[place] is not None:
+            grads[place] = differentiable(grads[place], rows[place], NONE, raw[place])
+    return grads
 
 
 class Eager(Function):
+    """For compiled code, and for other devices than the CPU."""
+
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, positive: Tensor, scale: Tensor, bias: Tensor, given: Given
     ) -> Any:
         needs = ctx.needs_input_grad
-        learns = needs[1] or needs[4]
-        ctx.factor, ctx.frozen, ctx.unit_rows = given.factor, given.frozen[0].dim() == 2, given.unit_rows
-        lengths: tuple[Tensor, ...] = ()
-        if given.unit_rows:
-            raw = query, key, positive
-            # Where the keys are other rows as well, one gradient serves both.
-            ctx.owner = _owner(*raw) if given.unit_key else 1
-            (query, by_query), (key, by_key), (positive, by_positive) = units(*raw, given)
-            lengths = raw[0], by_query, raw[2], by_positive
-            lengths += (raw[1], by_key) if learns and given.unit_key and ctx.owner == 1 else (NONE, NONE)
+        ctx.factor, ctx.frozen = given.factor, given.frozen[0].dim() == 2
         pos, lse, *rows = run(query, key, positive, scale, bias, given, needs)
         row_id, col_id, cap = given[:3]
-        if not learns:
-            # Frozen columns take no part in the backward pass. They are not saved, so that a queue may be overwritten
-            # between forward and backward.
-            key = bias = col_id = cap = none_for(query)
-        ctx.save_for_backward(query, key, positive, scale, bias, row_id, col_id, cap, lse, *rows, *lengths)
+        if not (needs[1] or needs[4]):
+            key = bias = col_id = cap = none_for(query)  # as in `Packed`
+        ctx.save_for_backward(query, key, positive, scale, bias, row_id, col_id, cap, lse, *rows)
         return pos, lse
 
     @staticmethod
     def backward(ctx: Any, grad_pos: Tensor, grad_lse: Tensor) -> Any:
         saved = ctx.saved_tensors  # unpacked once; checkpointing refuses to do so twice
-        needs = ctx.needs_input_grad[:5]
-        if not ctx.unit_rows:
-            return *_grads(ctx, grad_pos, grad_lse, saved, needs, ctx.frozen), None
-        *units, query, by_query, positive, by_positive, key, by_key = saved
-        owner = ctx.owner
-        back: Callable[..., Tensor] = unit_backward
-        if torch.is_grad_enabled():
-            back = differentiable
-            units[0], units[2] = plain(query)[0], plain(positive)[0]
-            if needs[1] and (owner != 1 or key.dim() == 2):
-                units[1] = plain(key)[0] if owner == 1 else units[owner]
-        grads = _grads(ctx, grad_pos, grad_lse, units, needs, ctx.frozen)
-        if grads[1] is not None and owner != 1:
-            grads[owner], grads[1] = grads[owner] + grads[1], None
-        for place, rows, by in ((0, query, by_query), (1, key, by_key), (2, positive, by_positive)):
-            if grads[place] is not None and rows.dim() == 2:
-                grads[place] = back(grads[place], units[place], by, rows)
-        return *grads, None
+        return *_grads(ctx.factor, grad_pos, grad_lse, saved, ctx.needs_input_grad[:5], ctx.frozen), None
 
 
 class Functorch(Function):
@@ -192,4 +240,5 @@ class Functorch(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_pos: Tensor, grad_lse: Tensor, _: Any) -> Any:
-        return *_grads(ctx, grad_pos, grad_lse, ctx.saved_tensors, ctx.needs_input_grad[:5], False), *(None,) * 4
+        needs = ctx.needs_input_grad[:5]
+        return *_grads(ctx.factor, grad_pos, grad_lse, ctx.saved_tensors, needs, False), *(None,) * 4

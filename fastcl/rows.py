@@ -22,8 +22,8 @@ from fastcl.checks import (
     on_device,
 )
 from fastcl.columns import Columns, Match, Shared, counted, mean_logit
-from fastcl.normalize import in_one_step, normalized_together
-from fastcl.ops import Expected, takes_frozen
+from fastcl.normalize import normalized_together
+from fastcl.ops import Expected, packs, takes_frozen
 from fastcl.segments import Negatives, check_corrected, checked, segments_of
 
 Pairs = tuple[tuple[Tensor, Tensor], ...]
@@ -107,7 +107,7 @@ def rows_of(
             expected = expected._replace(row_shift=-given.log_q)
         beside = len(segments) == 2 and not segments[0].keys.requires_grad and takes_frozen(query)
         if private is None and (beside or len(segments) == 1):
-            in_op = normalize and in_one_step(query, positive_key, segments[-1].keys)
+            in_op = normalize and packs(query)
             pos, lse = (raw if in_op else ready()).at_once(scale, expected, in_op)
         else:
             pos, lse = ready().merged(scale, ready().positive_key, expected)

@@ -11,8 +11,30 @@ namespace fastcl {
 // What a forward that summed nothing returns as the expected gradient: no gradient is proportional to NaN, so that
 // backward computes its own sums.
 template <class T>
-void expect_nothing(const Tensor& gradient, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) gradient.write<T>()[i] = std::numeric_limits<T>::quiet_NaN();
+void expect_nothing(T* expected, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) expected[i] = std::numeric_limits<T>::quiet_NaN();
+}
+
+// ColumnGradients as backward reads them. expected is null where nothing was summed.
+template <class T>
+struct Summed {
+  const T* expected;
+  Matrix key_sum;
+  const T* bias_sum;
+};
+
+template <class T>
+Summed<T> summed_of(const Problem<T>& p, const ColumnGradients& columns, bool bias) {
+  if (!present(columns.expected) || (bias && !present(columns.bias_sum))) return {nullptr, absent_matrix(), nullptr};
+  const int32_t dtype = torch_dtype<T>();
+  vector_of(columns.expected, p.n, "expected");
+  check(columns.expected.dtype() == dtype, "expected: expected the compute dtype");
+  if (bias) {
+    vector_of(columns.bias_sum, p.m, "bias_sum");
+    check(columns.bias_sum.dtype() == dtype, "bias_sum: expected the compute dtype");
+  }
+  return {columns.expected.read<T>(), matrix_of(columns.key_sum, p.m, p.d, "key_sum"),
+          bias ? columns.bias_sum.read<T>() : nullptr};
 }
 
 // The factor between the gradient that came and the expected one, by least squares. NaN if the two differ by more than
@@ -38,33 +60,19 @@ double common_factor(const T* came, const T* expected, int64_t n, const Size& si
 // Writes the gradients of key and bias, each where it is not null, from the sums of forward. Returns false, and writes
 // nothing, if there are no sums or the gradient that came is not proportional to the expected one.
 template <class T, class Size>
-bool scale_sums(const Problem<T>& p, const ColumnGradients& summed, const T* came, const Size& size,
-                const Tensor* grad_key, T* grad_bias) {
-  if ((grad_key == nullptr && grad_bias == nullptr) || !present(summed.expected) ||
-      (grad_bias != nullptr && !present(summed.bias_sum))) {
-    return false;
-  }
-  const int32_t dtype = torch_dtype<T>();
-  vector_of(summed.expected, p.n, "expected");
-  check(summed.expected.dtype() == dtype, "expected: expected the compute dtype");
-  const Matrix sums = matrix_of(summed.key_sum, p.m, p.d, "key_sum");
-  if (grad_bias != nullptr) {
-    vector_of(summed.bias_sum, p.m, "bias_sum");
-    check(summed.bias_sum.dtype() == dtype, "bias_sum: expected the compute dtype");
-  }
-  const double factor = common_factor(came, summed.expected.read<T>(), p.n, size);
+bool scale_sums(const Problem<T>& p, const Summed<T>& summed, const T* came, const Size& size, MutableMatrix grad_key,
+                T* grad_bias) {
+  if (summed.expected == nullptr) return false;
+  const double factor = common_factor(came, summed.expected, p.n, size);
   if (factor != factor) return false;
   const Buffer<T> factors(p.m);
   for (int64_t j = 0; j < p.m; ++j) factors[j] = static_cast<T>(factor);
-  if (grad_key != nullptr) {
-    const MutableMatrix out{grad_key->write<void>(), p.key.dtype};
+  if (grad_key.data != nullptr) {
     parallel_for(0, p.m, grain(8 * p.d), [&](int64_t begin, int64_t end) {
-      p.kernels.row_combine(factors.get(), sums, nullptr, Matrix{nullptr, DType::kFloat32}, p.d, begin, end, out);
+      p.kernels.row_combine(factors.get(), summed.key_sum, nullptr, absent_matrix(), p.d, begin, end, grad_key);
     });
   }
-  for (int64_t j = 0; grad_bias != nullptr && j < p.m; ++j) {
-    grad_bias[j] = factors[j] * summed.bias_sum.read<T>()[j];
-  }
+  for (int64_t j = 0; grad_bias != nullptr && j < p.m; ++j) grad_bias[j] = factors[j] * summed.bias_sum[j];
   return true;
 }
 

@@ -1,65 +1,29 @@
-// The op `normalize` on the CPU: divides rows by their length, and computes the gradient of this division. The loops
-// are in rows.inl.h.
-#include <cmath>
-
-#include "cpu/problem.h"
+// The op `normalize` on the CPU: divides rows by their length, and computes the gradient of this division (unit.h).
+#include "cpu/unit.h"
 
 namespace fastcl {
 namespace {
 
-// The rows [n, d] of x and the kernels for their type.
-template <class T>
-struct Rows {
-  int64_t n, d;
-  Matrix x;
-  const Kernels<T>& kernels;
-
-  explicit Rows(const Tensor& t)
-      : n(t.size(0)),
-        d(t.size(1)),
-        x(matrix_of(t, n, d, "x")),
-        kernels(kernels_of<T>(active_isa(), x.dtype, x.dtype)) {}
-
-  template <class F>
-  void parallel(const F& f) const {
-    parallel_for(0, n, grain(8 * d), f);
-  }
-};
-
 template <class T>
 void forward(const Tensor& x, StableIValue* results) {
-  const Rows<T> rows(x);
-  Tensor unit = Tensor::empty({rows.n, rows.d}, torch_dtype<T>());
-  Tensor inverse = Tensor::empty({rows.n}, torch_dtype<T>());
-  T* factor = inverse.write<T>();
-  const MutableMatrix out{unit.write<void>(), compute_type<T>()};
-  rows.parallel([&](int64_t begin, int64_t end) {
-    rows.kernels.row_dot(rows.x, rows.x, rows.d, begin, end, factor);
-    // The factor of a zero vector is 0: its direction is undefined, so the row and its gradient are 0 instead of NaN.
-    for (int64_t i = begin; i < end; ++i) factor[i] = factor[i] == 0 ? T(0) : 1 / std::sqrt(factor[i]);
-    rows.kernels.row_combine(factor, rows.x, nullptr, Matrix{nullptr, DType::kFloat32}, rows.d, begin, end, out);
-  });
+  const int64_t n = x.size(0), d = x.size(1);
+  const Matrix rows = matrix_of(x, n, d, "x");
+  Tensor unit = Tensor::empty({n, d}, torch_dtype<T>());
+  Tensor inverse = Tensor::empty({n}, torch_dtype<T>());
+  divide_by_length<T>(rows, n, d, unit.write<T>(), inverse.write<T>());
   results[0] = unit.release();
   results[1] = inverse.release();
 }
 
-// (grad - <grad, unit> unit) / |x|
 template <class T>
-void backward(const Tensor& grad_t, const Tensor& unit_t, const Tensor& inverse_t, const Tensor& x,
-              StableIValue* results) {
-  const Rows<T> rows(x);
-  const Matrix grad = matrix_of(grad_t, rows.n, rows.d, "grad"), unit = matrix_of(unit_t, rows.n, rows.d, "unit");
-  vector_of(inverse_t, rows.n, "inverse");
-  check(inverse_t.dtype() == torch_dtype<T>(), "inverse: expected the compute dtype");
-  const T* inverse = inverse_t.read<T>();
-  Tensor grad_x = Tensor::empty({rows.n, rows.d}, x.dtype());
-  const MutableMatrix out{grad_x.write<void>(), rows.x.dtype};
-  const Buffer<T> along(rows.n);
-  rows.parallel([&](int64_t begin, int64_t end) {
-    rows.kernels.row_dot(grad, unit, rows.d, begin, end, along.get());
-    for (int64_t i = begin; i < end; ++i) along[i] *= -inverse[i];
-    rows.kernels.row_combine(inverse, grad, along.get(), unit, rows.d, begin, end, out);
-  });
+void backward(const Tensor& grad, const Tensor& unit, const Tensor& inverse, const Tensor& x, StableIValue* results) {
+  const int64_t n = x.size(0), d = x.size(1);
+  const Matrix rows = matrix_of(x, n, d, "x");
+  vector_of(inverse, n, "inverse");
+  check(inverse.dtype() == torch_dtype<T>(), "inverse: expected the compute dtype");
+  Tensor grad_x = Tensor::empty({n, d}, x.dtype());
+  gradient_of_division<T>(matrix_of(grad, n, d, "grad"), matrix_of(unit, n, d, "unit"), inverse.read<T>(), n, d,
+                          MutableMatrix{grad_x.write<void>(), rows.dtype});
   results[0] = grad_x.release();
 }
 

@@ -47,6 +47,20 @@ struct Side {
   Pass<T> pass;
 };
 
+inline Matrix absent_matrix() { return {nullptr, DType::kFloat32}; }
+
+// The rows that are multiplied: those of an op's inputs, or others made of them. Key and positive may be absent.
+struct Embeddings {
+  Matrix query, key, positive;
+};
+
+inline Embeddings embeddings_of(const Inputs& in) {
+  const int64_t n = in.query.size(0), d = in.query.size(1);
+  return {matrix_of(in.query, n, d, "query"),
+          in.key.dim() == 2 ? matrix_of(in.key, in.key.size(0), d, "key") : absent_matrix(),
+          in.positive.dim() == 2 ? matrix_of(in.positive, n, d, "positive") : absent_matrix()};
+}
+
 // The inputs as forward and backward need them: checked, vectors in the compute type.
 template <class T>
 struct Problem {
@@ -58,14 +72,16 @@ struct Problem {
   const int64_t *row_id, *col_id;
   const Kernels<T>& kernels;
 
-  explicit Problem(const Inputs& in)
+  explicit Problem(const Inputs& in) : Problem(in, embeddings_of(in)) {}
+
+  Problem(const Inputs& in, const Embeddings& rows)
       : n(in.query.size(0)),
         m(in.key.dim() == 2 ? in.key.size(0) : 0),
         d(in.query.size(1)),
         has_positive(in.positive.dim() == 2),
-        query(matrix_of(in.query, n, d, "query")),
-        key(in.key.dim() == 2 ? matrix_of(in.key, m, d, "key") : Matrix{nullptr, DType::kFloat32}),
-        positive(has_positive ? matrix_of(in.positive, n, d, "positive") : Matrix{nullptr, DType::kFloat32}),
+        query(rows.query),
+        key(rows.key),
+        positive(rows.positive),
         scale(n),
         log2_scale(n),
         row_id(ids_of(in.row_id, n, "row_id")),

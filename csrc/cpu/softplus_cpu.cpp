@@ -44,7 +44,7 @@ void forward(const SoftplusForwardArguments& a, StableIValue* results) {
                             a.bias_grad ? bias_sum.write<T>() : nullptr);
   } else {
     driver.run(pass, &Kernels<T>::softplus_sum);
-    if (columns) expect_nothing<T>(expected, p.n);
+    if (columns) expect_nothing(expected.write<T>(), p.n);
   }
 
   Tensor* out[] = {&total, &sum_key, &sum_weight, &expected, &key_sum, &bias_sum};
@@ -54,7 +54,7 @@ void forward(const SoftplusForwardArguments& a, StableIValue* results) {
 // The gradients of key and bias, with the weights computed again.
 template <class T>
 void column_gradients(const Problem<T>& p, const Inputs& in, const T* grad, const Tensor& offset,
-                      const Tensor* grad_key, T* grad_bias) {
+                      MutableMatrix grad_key, T* grad_bias) {
   const Buffer<T> weight(p.n);
   for (int64_t i = 0; i < p.n; ++i) weight[i] = grad[i] * p.scale[i];
   Buffer<T> shift = present(offset) ? p.log2_shift(offset, "offset", p.n, p.padded(p.n)) : Buffer<T>(p.padded(p.n));
@@ -62,7 +62,7 @@ void column_gradients(const Problem<T>& p, const Inputs& in, const T* grad, cons
     shift[i] = i < p.n ? T(0) : -std::numeric_limits<T>::infinity();
   }
   Side<T> side = p.by_key(in, std::move(shift), weight.get(), grad_bias != nullptr ? grad : nullptr);
-  side.pass.out = {grad_key != nullptr ? grad_key->write<void>() : nullptr, p.key.dtype};
+  side.pass.out = grad_key;
   side.pass.out_extra = grad_bias;
   p.driver().run(side.pass, &Kernels<T>::sigmoid);
 }
@@ -80,11 +80,12 @@ void backward(const SoftplusBackwardArguments& a, StableIValue* results) {
   const Buffer<T> none(p.n);
   // Not null even without rows: null would mean that no gradient of the bias is wanted.
   const T* grad = p.n != 0 ? a.grad.read<T>() : none.get();
-  const Tensor* key_out = a.key_grad ? &grad_key : nullptr;
+  const MutableMatrix key_out{a.key_grad ? grad_key.write<void>() : nullptr, p.key.dtype};
   T* bias_out = a.bias_grad ? grad_bias.write<T>() : nullptr;
   // Both gradients are products of the weight of a row and a few other numbers.
   const auto size = [](int64_t) { return 4.0; };
-  if ((a.key_grad || a.bias_grad) && !scale_sums(p, a.summed, grad, size, key_out, bias_out)) {
+  if ((a.key_grad || a.bias_grad) &&
+      !scale_sums(p, summed_of(p, a.summed, a.bias_grad), grad, size, key_out, bias_out)) {
     column_gradients(p, a.in, grad, a.offset, key_out, bias_out);
   }
 

@@ -39,7 +39,7 @@ void contrast_backward(StableIValue* stack, uint64_t, uint64_t) {
   const Device device(a.in.query);
   const Operands o(device, a.in, is_double(a.saved.lse));
   const Problem& p = o.problem;
-  check_upstream(a, o.has_positive);
+  check_upstream({&a.grad_pos, &a.grad_lse, &a.saved.lse}, a.in.query.size(0), o.has_positive);
   for (const Tensor* t : {&a.grad_pos, &a.grad_lse, &a.saved.lse, &a.saved.mean_key}) {
     check(!present(*t) || device.holds(*t), "gradients: expected the device of query");
   }

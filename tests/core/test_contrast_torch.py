@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastcl
-from fastcl import reference
+from fastcl import fallback, ops, reference
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,12 +41,16 @@ class _Recorder(TorchDispatchMode):
     ],
     ids=["everything", "query only", "key only"],
 )
-def test_opcheck(problem: Problem) -> None:
+@pytest.mark.parametrize("packed", [True, False])
+def test_opcheck(problem: Problem, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if packed and fallback.FORCED:
+        pytest.skip("the op has compiled kernels alone")
+    monkeypatch.setattr(ops, "packs", lambda query: packed)
     with _Recorder() as recorder:
         outputs_and_gradients(fastcl.contrast, problem)
     assert {str(op) for op, _ in recorder.calls} == {
-        "fastcl.contrast_forward.default",
-        "fastcl.contrast_backward.default",
+        f"fastcl.contrast_{'packed_' * packed}forward.default",
+        f"fastcl.contrast_{'packed_' * packed}backward.default",
     }
     for op, args in recorder.calls:
         torch.library.opcheck(op, args)

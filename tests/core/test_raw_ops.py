@@ -4,6 +4,7 @@ and memory with a RuntimeError; nothing crashes, and no memory beyond the caller
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastcl import both_ways, fallback, normalize, ops, ops_pairwise, tokens
+from fastcl import both_ways, fallback, normalize, ops, ops_autograd, ops_pairwise, tokens
 
 pytestmark = pytest.mark.skipif(fallback.FORCED, reason="the compiled kernels alone read raw memory")
 N, M, D = 6, 5, 4
@@ -36,6 +37,8 @@ def _arguments(dtype: torch.dtype = torch.float32) -> dict[str, list]:
     rest = [1.3, True, True, True, 0.5, randn(N), randn(N), randn(N), *frozen]
     forward = [q, k, p, randn(N), *columns[:3], 3 * randn(N).abs(), *rest]
     _, lse, *sums = ops.forward_op(*forward)
+    packed = {unit: ops_autograd.packed_forward_op(*forward, unit, 2)[1:] for unit in (0, 2)}
+    gradients = [1.3, True, True, True, True, True]
     offset, grad = randn(N), randn(N)
     pairs = [q, k, randn(N), offset, *columns, True, True, True, randn(N)]
     _, _, _, *pair_sums = ops_pairwise.forward_op(*pairs)
@@ -47,7 +50,10 @@ def _arguments(dtype: torch.dtype = torch.float32) -> dict[str, list]:
     score, place = tokens.forward_op(*words, *lengths, True)
     return {
         "contrast_forward": forward,
-        "contrast_backward": [randn(N), grad, *forward[:8], lse, *sums, 1.3, True, True, True, True, True],
+        "contrast_backward": [randn(N), grad, *forward[:8], lse, *sums, *gradients],
+        "packed_forward": [*forward, 0, 2],
+        "packed_backward": [randn(N), grad, *forward[:8], *packed[0], *gradients, 0, True],
+        "packed_backward of unit rows": [randn(N), grad, *forward[:8], *packed[2], *gradients, 2, True],
         "softplus_sum_forward": pairs,
         "softplus_sum_backward": [grad, *pairs[:8], True, True, *pair_sums],
         "normalize_forward": [q],
@@ -62,6 +68,9 @@ def _arguments(dtype: torch.dtype = torch.float32) -> dict[str, list]:
 RUN = {
     "contrast_forward": ops.forward_op,
     "contrast_backward": ops.backward_op,
+    "packed_forward": ops_autograd.packed_forward_op,
+    "packed_backward": ops_autograd.packed_backward_op,
+    "packed_backward of unit rows": ops_autograd.packed_backward_op,
     "softplus_sum_forward": ops_pairwise.forward_op,
     "softplus_sum_backward": ops_pairwise.backward_op,
     "normalize_forward": normalize.unit_forward,
@@ -104,9 +113,14 @@ WRONG = {
 
 # A single scale is a 0-d tensor, rows of any number and length are normalised, and places are int32.
 SCALE = {"contrast_forward": 3, "contrast_backward": 5, "softplus_sum_forward": 2, "softplus_sum_backward": 3}
+SCALE |= {"packed_forward": 3, "packed_backward": 5, "packed_backward of unit rows": 5}
+# Of rows that were divided by their length, backward reads the shapes and dtypes alone.
+UNREAD = {
+    ("packed_backward of unit rows", place, kind) for place in (2, 3, 4) for kind in ("strided", "freed", "cut short")
+}
 RIGHT_AFTER_ALL = {(op, place, "no dimension") for op, place in SCALE.items()} | {
     ("normalize_forward", 0, kind) for kind in ("one row more", "one row less", "one feature less")
-} | {("maxsim_backward", 3, "int32")}
+} | {("maxsim_backward", 3, "int32")} | UNREAD
 
 
 def _mutants(rng: random.Random, dtype: torch.dtype, op: str) -> tuple[str, list]:
@@ -156,6 +170,7 @@ def every_wrong_argument_is_refused() -> int:
 def absent_ones_are_refused_where_they_are_needed() -> int:
     forward = _arguments()["contrast_forward"]
     backward = _arguments()["contrast_backward"]
+    packed, unpacked = _arguments()["packed_forward"], _arguments()["packed_backward"]
     cases = [
         (ops.forward_op, forward, {2: NONE}),  # a shift without a positive
         (ops.forward_op, forward, {2: NONE, 12: float("nan")}),
@@ -171,6 +186,16 @@ def absent_ones_are_refused_where_they_are_needed() -> int:
         (ops.backward_op, backward, {11: NONE}),
         (ops.backward_op, backward, {14: torch.ones(1)}),  # a sum for one column
         (ops.backward_op, backward, {14: torch.ones(M, dtype=torch.float64)}),
+        (ops_autograd.packed_forward_op, packed, {19: 5}),
+        (ops_autograd.packed_forward_op, packed, {19: 3}),  # keys that are fewer than the queries which they are
+        (ops_autograd.packed_forward_op, packed, {2: NONE, 12: -math.inf, 19: 4}),
+        (ops_autograd.packed_forward_op, packed, {20: 3}),
+        (ops_autograd.packed_forward_op, packed, {20: 1}),
+        (ops_autograd.packed_forward_op, packed, {10: False, 11: False, 20: 0}),
+        (ops_autograd.packed_backward_op, unpacked, {19: False}),  # sums that are not there
+        (ops_autograd.packed_backward_op, unpacked, {18: 1}),
+        (ops_autograd.packed_backward_op, unpacked, {3: NONE}),
+        (ops_autograd.packed_backward_op, unpacked, {3: unpacked[2], 13: False, 18: 3}),  # one gradient for both
     ]
     for run, right, changes in cases:
         arguments = [changes.get(i, x) for i, x in enumerate(right)]
