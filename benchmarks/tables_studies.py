@@ -14,7 +14,6 @@ from typing import Any
 from benchmarks import analyses, bench_debias, defaults
 from benchmarks.common import RESULTS, markdown, results
 from benchmarks.quality import HERE
-from fastcl.recsys.evaluation.paired import stars
 from fastcl.recsys.showing import number
 from fastcl.recsys.studies.manifest import columns_of, runs
 from fastcl.recsys.studies.summary import cell as seeds_cell
@@ -163,53 +162,6 @@ def contrastvae_cost() -> str:
         rows.append({"set": name, "epochs": found[0]["epochs"], "CPU minutes, each seed": ", ".join(minutes)})
         rows[-1] |= {"peak memory, MiB": memory}
     return markdown(rows)
-
-
-def paired(name: str) -> str:
-    """One data set: what each model has more than the one it is tested against, the best first."""
-    found = results("paired").get(AMAZON[name])
-    if found is None:
-        return "No runs with saved weights have been tested."
-    tests = {(test["label"], test["metric"]): test for test in found["tests"]}
-    rows = []
-    for label in sorted(found["models"], key=lambda label: -found["models"][label]["ndcg@20"]):
-        of = found["models"][label]
-        cells: Row = {"": label, "seeds": str(of["seeds"])}
-        for metric, head in (("recall@20", "R@20"), ("ndcg@20", "N@20")):
-            cells[head] = number(metric, of[metric])
-            test = tests.get((label, metric))
-            cells[f"{head}, difference"] = _difference(test) if test else ""
-        rows.append(cells)
-    said = f"{found['users']:,} users; differences from {found['against']}."
-    return f"{said}\n\n{markdown(rows)}"
-
-
-def _difference(test: Row) -> str:
-    half = (test["high"] - test["low"]) / 2
-    return f"{test['difference']:+.4f} ± {half:.4f}{stars(test['p holm'])}"
-
-
-def costs() -> str:
-    """What each run of the sequence models took, by data set: epochs and CPU minutes, means over the seeds."""
-    found = study("contrastvae")[1]
-    rows = []
-    for label in dict.fromkeys(label for _, label in found):
-        cells: Row = {"": label}
-        for name, data in AMAZON.items():
-            group = [run for run in found.get((data, label), []) if "cpu_s" in run]
-            minutes = statistics.mean(run["cpu_s"] for run in group) / 60 if group else 0.0
-            cells[name] = f"{minutes:.0f} ({statistics.mean(run['epochs'] for run in group):.0f})" if group else ""
-        if any(cells[name] for name in AMAZON):
-            rows.append(cells)
-    return markdown(rows)
-
-
-def searched() -> str:
-    """What was searched in each study, in the words of the manifests."""
-    parts = []
-    for paper, title in (("contrastvae", "ContrastVAE"), ("clrec", "CLRec"), ("mineplus", "MINE+")):
-        parts += [f"- {title}. {about}: {text}" for about, text in study(paper)[0]["search"].items()]
-    return "\n".join(parts)
 
 
 def analysis(folder: str, nth: int | None) -> str:

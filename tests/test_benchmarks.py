@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import itertools
 import json
 import os
 import runpy
@@ -17,12 +18,13 @@ import traceback
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from forks import ended, forked
 
 import fastcl
-from benchmarks import bench_threads_model, peer_suites, tables_scale
+from benchmarks import bench_threads_model, paired, peer_suites, tables_scale
 from benchmarks.cases import CASES, Case, fused, inputs, lean, textbook
 from benchmarks.common import hardware, median_ratio
 from benchmarks.peers import PEERS, Loss, missing
@@ -252,3 +254,18 @@ summary: 600
 def test_the_model_of_threads() -> None:
     assert bench_threads_model.model(one=100.0, serial=20.0, regions=3, empty=0.0, threads=4) == 40.0
     assert bench_threads_model.model(one=100.0, serial=100.0, regions=3, empty=2.0, threads=8) == 118.0
+
+
+def test_paired_tests_are_corrected_for_all_models_and_metrics() -> None:
+    rng = np.random.default_rng(0)
+    base = rng.random(400)
+    better, same = base + 0.1 + 0.2 * rng.standard_normal(400), base + 0.2 * rng.standard_normal(400)
+    gains = {
+        name: dict.fromkeys(paired.METRICS, of) for name, of in (("base", base), ("better", better), ("same", same))
+    }
+    rows = {(row["label"], row["metric"]): row for row in paired.compared(gains, "base")}
+    assert set(rows) == set(itertools.product(("better", "same"), paired.METRICS))
+    for metric in paired.METRICS:
+        assert rows["better", metric]["p holm"] < 0.01 < 0.05 < rows["same", metric]["p holm"]
+        assert rows["better", metric]["difference"] == pytest.approx((better - base).mean())
+        assert rows["better", metric]["p holm"] == pytest.approx(4 * rows["better", metric]["p"])  # four tests in all
