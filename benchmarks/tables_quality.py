@@ -34,7 +34,7 @@ def paired(name: str) -> str:
 
 def _difference(test: Row) -> str:
     half = (test["high"] - test["low"]) / 2
-    return f"{test['difference']:+.4f} ± {half:.4f}{stars(test['p holm'])}"
+    return f"{test['difference']:+.4f} ± {half:.4f}" + stars(test["p holm"]).replace("*", r"\*")
 
 
 def costs() -> str:
