@@ -28,7 +28,7 @@ def paired(name: str) -> str:
             test = tests.get((label, metric))
             cells[f"{head}, difference"] = _difference(test) if test else ""
         rows.append(cells)
-    said = f"{found['users']:,} users; differences from {found['against']}."
+    said = f"{found['users']:,} users; differences from {found['against']}, ± half of their 95% interval."
     return f"{said}\n\n{markdown(rows)}"
 
 
