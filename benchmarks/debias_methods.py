@@ -79,13 +79,6 @@ class KnownPropensity(CLRec):
         return super().parts(batch)
 
 
-class OwnClicks(MultiCLRec):
-    """Multi-CLRec whose intention vectors have the clicks of their own intent alone, as the paper's do."""
-
-    def read(self, pooled: Tensor) -> Tensor:
-        return pooled
-
-
 class _Policy(nn.Module):
     row: Tensor
 
@@ -132,5 +125,5 @@ METHODS: dict[str, Method] = {
     "CLRec, queue of ids": method(on_items(CLRec), negatives_from="ids"),
     "CLRec, queue of vectors": method(on_items(CLRec), negatives_from="vectors"),
     "Multi-CLRec": method(on_items(MultiCLRec), intents=8),
-    "Multi-CLRec, own clicks": method(on_items(OwnClicks), intents=8),
+    "Multi-CLRec, own clicks": method(on_items(MultiCLRec), intents=8, clicks="own"),
 }

@@ -11,6 +11,7 @@ A candidate generator ranks items for one user. The scores of two users have no 
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from torch import Tensor
 import fastcl
 from benchmarks.clicks.rows import Data, Rows
 from benchmarks.clicks.training import Scored
-from benchmarks.debias_methods import OwnClicks
 from fastcl.recsys import CLRec, MultiCLRec
 from fastcl.recsys.data import Items, Scorer
 from fastcl.recsys.models import Model
@@ -59,16 +59,12 @@ class WeightedMultiCLRec(MultiCLRec):
         )
 
 
-class WeightedOwnClicks(OwnClicks, WeightedMultiCLRec):
-    """Inverse propensity weighting with that encoder."""
-
-
 MODELS: dict[str, Callable[..., Model]] = {
     "clrec": CLRec,
     "ipw multi_clrec": WeightedMultiCLRec,
     "multi_clrec": MultiCLRec,
-    "own clicks": OwnClicks,
-    "ipw own clicks": WeightedOwnClicks,
+    "own clicks": partial(MultiCLRec, clicks="own"),
+    "ipw own clicks": partial(WeightedMultiCLRec, clicks="own"),
 }
 
 

@@ -161,6 +161,14 @@ def test_scores_are_the_largest_over_the_served_intents_and_searching_finds_them
     assert rows.tolist() == expected.indices.tolist()
 
 
+def test_an_intention_vector_has_the_clicks_of_the_other_intents_or_its_own_alone() -> None:
+    own, every = (MultiCLRec(items(), seed=3, clicks=clicks, **OPTIONS).eval() for clicks in ("own", "all"))
+    data = histories(rows=40)
+    apart = every.users(data).intention - own.users(data).intention
+    torch.testing.assert_close(apart, apart[:, :1].expand_as(apart))  # what is added is the same for all intents
+    assert apart.abs().max() > 0.01
+
+
 @pytest.mark.parametrize(("duplicates", "kept"), [("keep", "ids"), ("exclude", "ids"), ("exclude", "vectors")])
 def test_the_loss_is_the_sum_of_its_equations(duplicates: str, kept: str) -> None:
     weights = {"polarity": 0.5, "separation": 2.0, "balance": 3.0}

@@ -19,7 +19,7 @@ import torch
 from forks import ended, forked
 from tiny_runs import ITEMS, TINY, write_table
 
-from fastcl.recsys import CLRec, Interactions, SASRec, fit, load, resume, save
+from fastcl.recsys import CLRec, Interactions, MultiCLRec, SASRec, fit, load, resume, save
 from fastcl.recsys.cli import main
 from fastcl.recsys.data.source import Source
 from fastcl.recsys.training import checkpoint, lock
@@ -282,6 +282,15 @@ def test_runs_of_the_first_format_load_and_go_on(tmp_path: Path, capsys: pytest.
     assert main.main(["resume", str(tmp_path / "sasrec"), "--data", str(OLD / "log.csv")]) == 0
     assert "the run is complete" in capsys.readouterr().err
     assert (tmp_path / "sasrec" / "last.safetensors").read_bytes() == (OLD / "sasrec" / "last.safetensors").read_bytes()
+
+
+def test_a_run_without_a_later_setting_has_what_it_was_trained_with(tmp_path: Path) -> None:
+    save(MultiCLRec(ITEMS, dim=4, batch=4, main=8, secondary=8, intents=2), tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    assert config["config"].pop("clicks") == "all"
+    path.write_text(json.dumps(config))
+    assert checkpoint.build(tmp_path).config.clicks == "own"
 
 
 def test_what_is_no_version_of_ours_is_named(tmp_path: Path) -> None:

@@ -166,11 +166,13 @@ def build(folder: Path) -> Model:
         items = Items.from_json(table)
     except ValueError as error:
         raise ValueError(f"{path}: damaged ({error})") from error
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in config["config"].items()}
-    if issubclass(MODELS[config["model"]], UserModel):
+    kind = MODELS[config["model"]]
+    options = dict(getattr(kind.Config, "EARLIER", {}))
+    options |= {key: tuple(value) if isinstance(value, list) else value for key, value in config["config"].items()}
+    if issubclass(kind, UserModel):
         options["users"] = tuple(table.get("users") or ())
     try:
-        return MODELS[config["model"]](items, **options)
+        return kind(items, **options)
     except Exception as error:  # a user's own model may raise any error, and so may torch for an excessive size
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ValueError(f"{folder / 'config.json'}: config: {config['model']} refuses it ({reason})") from error

@@ -1,6 +1,7 @@
 """The settings of Multi-CLRec."""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from fastcl.recsys.models.clrec.config import DUPLICATES, DUPLICATES_MEANING, TIME_CUTS_MEANING, TIME_UNIT_MEANING
 from fastcl.recsys.models.clrec.times import TIME_CUTS, UNITS, check_cuts
@@ -8,10 +9,14 @@ from fastcl.recsys.models.rowtable import RATE_MEANING, RULE_MEANING, RULES, TAB
 from fastcl.recsys.options import above, at_least, between
 from fastcl.recsys.settings import check_choices, setting
 
+CLICKS = ("all", "own")
+
 
 @dataclass(frozen=True)
 class MultiCLRecConfig:
     """Settings of `MultiCLRec`."""
+
+    EARLIER: ClassVar[dict[str, Any]] = {"clicks": "own"}  # what runs that do not record these settings had
 
     dim: int = setting(64, "Width of the item and intention vectors.")
     intents: int = setting(16, "Number of intents, H; the paper has 16 on public data.")
@@ -24,6 +29,13 @@ class MultiCLRecConfig:
         "",
         """The item feature that intents are clusters of; "" for the first feature there is. It should divide the items
         into many more values than intents, none of which holds a large share of the items.""",
+    )
+    clicks: str = setting(
+        "all",
+        """The clicks that an intention vector has. "own": those of its own intent, as in the paper. "all": those of the
+        other intents too, and its own twice. Loss and serving take one vector of a user, and "own" tells it nothing of
+        the user's other interests: on Amazon Toys "all" is above CLRec and "own" below it.""",
+        CLICKS,
     )
     hidden: int = setting(64, "Width of all MLPs.")
     max_len: int = setting(20, "Clicks of a history that the model reads, the newest ones.")

@@ -67,9 +67,8 @@ class MultiCLRec(Model):
         -log share of the target among main queue and its intent's queue (Eq. 13)  +  polarity * Eq. 10
             + separation * Eq. 11  +  balance * Eq. 12
 
-    with cosines / temperature throughout. Unlike in the paper, the output of an MLP is added to its input vector, and
-    an intention vector also has the clicks of the other intents. Otherwise the one vector that the loss chooses knows
-    nothing of a user's other interests.
+    with cosines / temperature throughout. Unlike in the paper, the output of an MLP is added to its input vector, and,
+    unless `clicks` is "own", an intention vector also has the clicks of the other intents.
 
     An item's score is its cosine / temperature with the intent that fits best. With `served` above 1, it is the largest
     of cosine / temperature + log softmax(w)_h over the `served` best intents, the log probability of the intent and
@@ -128,17 +127,13 @@ class MultiCLRec(Model):
             about.append(self.bucket(bucket))
         importance = clicks.pad(self.importance(torch.cat(about, -1)), fill=-torch.inf).softmax(1)  # [B, L, 1]
         pooled = (importance * clicks.pad(routing)).transpose(1, 2) @ clicks.pad(self.dropout(item))
-        z = self.read(pooled) + self.intention(torch.cat([pooled, self.beta.weight.expand_as(pooled)], -1))
         # A click's routing sums to 1, so that the sum over intents is the sum of the clicks weighted by importance.
         whole = pooled.sum(1, keepdim=True)
+        z = pooled + self.intention(torch.cat([pooled, self.beta.weight.expand_as(pooled)], -1))
+        if self.config.clicks == "all":
+            z = z + whole
         m = whole + self.choice(whole)
         return Encoded(z, (normalized(m) * normalized(z)).sum(-1) / self.config.temperature)
-
-    def read(self, pooled: Tensor) -> Tensor:
-        """[B, H, D], the clicks that each intention vector has beside its MLP's output: those of its own intent, once
-        more than those of the others.
-        """
-        return pooled + pooled.sum(1, keepdim=True)
 
     def users(self, histories: Histories) -> Encoded:
         """The intention vectors of each history, and how well each fits it."""
