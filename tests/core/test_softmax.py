@@ -145,7 +145,7 @@ def test_label_smoothing_stores_no_logits() -> None:
     with Watch():
         options = {"label_smoothing": 0.1, "weight": torch.rand(v)}
         fastcl.linear_cross_entropy(input, table, torch.zeros(n, dtype=torch.int64), **options).backward()
-    assert 0 < largest <= v * 4
+    assert 0 < largest <= (n + v) * (4 + 1)  # at most a vector and a number of every row and column in one tensor
 
 
 def test_old_names_work_with_one_warning() -> None:

@@ -242,7 +242,8 @@ def test_all_pairs_are_never_stored() -> None:
             function(*inputs).backward()
         with _Largest() as textbook:
             getattr(reference, name)(*inputs).backward()
-        assert ours.numel <= 1000 * 4, name
+        # What backward reads is one tensor: at most four vectors and four numbers of each of 1,000 rows.
+        assert ours.numel <= 1000 * 4 * (4 + 1), name
         assert textbook.numel >= 500 * 499 / 2, name
 
 
