@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import inspect
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,9 @@ from types import ModuleType
 import pytest
 
 import fastcl
+import fastcl.eval
+import fastcl.nn
+import fastcl.recsys
 from fastcl.recsys import MODELS
 from fastcl.recsys.cli.main import build_parser
 from fastcl.registry import LOSSES
@@ -54,6 +58,20 @@ def test_docstrings_become_restructured_text(docstrings: ModuleType, text: str, 
     while "\n\n\n" in lines:
         lines = lines.replace("\n\n\n", "\n\n")
     assert lines == expected
+
+
+def test_every_public_docstring_converts(docstrings: ModuleType) -> None:
+    found = 0
+    for module in (fastcl, fastcl.nn, fastcl.eval, fastcl.recsys):
+        for name in module.__all__:
+            value = getattr(module, name)
+            members = vars(value).values() if inspect.isclass(value) else ()
+            for text in filter(None, map(inspect.getdoc, filter(callable, (value, *members)))):
+                lines = text.splitlines()
+                docstrings.process(None, "", name, value, None, lines)
+                assert any(lines), name
+                found += 1
+    assert found > 200
 
 
 def test_every_option_is_on_the_page(generated: ModuleType) -> None:

@@ -83,7 +83,9 @@ def shortened(default: str) -> str:
 
 
 def with_settings(doc: str | None, config: type) -> str:
-    """A docstring with the settings of `config` behind it."""
+    """A docstring with the settings of `config` behind it, if it has any."""
+    if not settings_of(config):
+        return f"{inspect.cleandoc(doc or '')}\n"
     return f"{inspect.cleandoc(doc or '')}\n\nSettings:\n{textwrap.indent(described(config), '    ')}\n"
 
 
