@@ -208,7 +208,7 @@ def test_adapters_take_the_place_of_the_originals_in_all_modules_of_a_package() 
     names = ("made_package", "made_package.losses", "made_package.trainer", "another_package")
     modules = {name: types.ModuleType(name) for name in names}
     for module in modules.values():
-        module.Loss = module.Renamed = Own  # type: ignore[attr-defined]
+        vars(module).update(Loss=Own, Renamed=Own)
     adapters = types.SimpleNamespace(Loss=type("Adapter", (), {}))
     suite = peer_suites.Suite("made-package", ["made_package.losses"], ["Loss", "Missing"], [])
     with pytest.MonkeyPatch.context() as patch:

@@ -262,7 +262,9 @@ def test_sentence_transformers(form: Any, columns: int) -> None:
     assert plain.get_config_dict().items() >= options.items() | {("similarity_fct", "cos_sim")}
 
 
-def test_the_cached_loss_is_computed_by_what_takes_the_place_of_calculate_loss() -> None:
+def test_the_cached_loss_is_computed_by_what_takes_the_place_of_calculate_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As MatryoshkaLoss of that package does it: it cuts the embeddings, and sends the gradients back on its own."""
     model, inputs, dims = nn.Linear(D, D, dtype=F64), _rows(N, N), (D, 3)
     cached = sentence_transformers.CachedMultipleNegativesRankingLoss(
@@ -281,7 +283,7 @@ def test_the_cached_loss_is_computed_by_what_takes_the_place_of_calculate_loss()
                 x.backward(leaf.grad)
         return loss
 
-    cached.calculate_loss = nested  # type: ignore[method-assign]
+    monkeypatch.setattr(cached, "calculate_loss", nested)
     wanted = sum(
         (_ranking(model(inputs[0])[:, :dim], [model(inputs[1])[:, :dim]], ("query_to_doc",), "joint", None, 0.0)
          for dim in dims), torch.zeros((), dtype=F64))  # fmt: skip

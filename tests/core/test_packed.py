@@ -96,3 +96,18 @@ def test_without_gradients_nothing_is_kept() -> None:
     assert saved.shape == (0,)
     *_, saved = ops_autograd.run_packed(query, key, none, none, none, given, (True, False, False, False, False))
     assert saved.shape == (N * D + N * (D + 1),)
+
+
+def test_what_is_kept_is_vectors_of_rows_and_columns_and_no_logit(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = []
+    packed = ops_autograd.packed_forward_op
+    monkeypatch.setattr(ops_autograd, "packed_forward_op", lambda *args: kept.append(packed(*args)) or kept[-1])
+    x = torch.randn(500, 4, requires_grad=True)
+    fastcl.nt_xent(x, x.flip(0))
+    fastcl.linear_cross_entropy(x, torch.randn(900, 4, requires_grad=True), torch.zeros(500, dtype=torch.int64))
+    views, table = (saved.numel() for *_, saved in kept)
+    # Of each of 1,000 views the weighted mean of the keys, its own row and the positive's of length 1, and its sum as a
+    # key; both lengths and the expected gradient.
+    assert views == 1000 * (4 * 4 + 3)
+    # The mean and the expected gradient of each input, the sum of each row of the table.
+    assert table == 500 * (4 + 1) + 900 * 4

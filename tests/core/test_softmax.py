@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from twins import assert_equals_twin, value_and_gradients
 
 import fastcl
+from fastcl import ops_autograd
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -138,14 +139,18 @@ def test_label_smoothing_stores_no_logits() -> None:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal largest
             found = func(*args, **(kwargs or {}))
+            if func is ops_autograd.packed_forward_op:  # what backward reads: test_packed has its exact size
+                found, whole = found[:2], found
+            else:
+                whole = found
             for x in found if isinstance(found, (tuple, list)) else [found]:
                 largest = max(largest, x.numel() if isinstance(x, Tensor) else 0)
-            return found
+            return whole
 
     with Watch():
         options = {"label_smoothing": 0.1, "weight": torch.rand(v)}
         fastcl.linear_cross_entropy(input, table, torch.zeros(n, dtype=torch.int64), **options).backward()
-    assert 0 < largest <= (n + v) * (4 + 1)  # at most a vector and a number of every row and column in one tensor
+    assert 0 < largest <= v * 4
 
 
 def test_old_names_work_with_one_warning() -> None:

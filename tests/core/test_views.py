@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from twins import assert_equals_twin, value_and_gradients
 
 import fastcl
-from fastcl import reference
+from fastcl import ops_autograd, reference
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -218,13 +218,15 @@ def test_symmetric_infonce_is_the_clip_loss(n: int) -> None:
 
 
 class _Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that any operator returned."""
+    """The number of elements of the largest tensor that operators returned, but for the last one of the packed op."""
 
     numel = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.numel = max(self.numel, *(x.numel() for x in tree_leaves(out) if isinstance(x, Tensor)), 0)
+        # What backward reads of the packed op is one tensor; test_packed has its exact size.
+        looked = out[:2] if func is ops_autograd.packed_forward_op else out
+        self.numel = max(self.numel, *(x.numel() for x in tree_leaves(looked) if isinstance(x, Tensor)), 0)
         return out
 
 
@@ -242,8 +244,7 @@ def test_all_pairs_are_never_stored() -> None:
             function(*inputs).backward()
         with _Largest() as textbook:
             getattr(reference, name)(*inputs).backward()
-        # What backward reads is one tensor: at most four vectors and four numbers of each of 1,000 rows.
-        assert ours.numel <= 1000 * 4 * (4 + 1), name
+        assert ours.numel <= 1000 * 4, name
         assert textbook.numel >= 500 * 499 / 2, name
 
 
