@@ -28,6 +28,7 @@ from fastcl.recsys import (
     recommend,
     save,
 )
+from fastcl.recsys.models.losses import full_softmax, scalable, scored
 from fastcl.recsys.training.checkpoint import read_config
 
 MODELS = [SASRec, CLRec]
@@ -322,6 +323,22 @@ def test_bfloat16_is_close_and_leaves_weights_in_float32(model_class):
         assert all(p.dtype == torch.float32 for p in model.parameters())
     assert losses[0] != losses[1]
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
+@pytest.mark.parametrize("loss", [full_softmax, scalable])
+def test_a_loss_over_all_items_multiplies_in_the_type_of_autocast(loss):
+    # In float32 it would miss the units that multiply 16-bit numbers, which its products are most of the work for.
+    g = torch.Generator().manual_seed(0)
+    hidden, table, bias = (torch.randn(*shape, generator=g) for shape in ((6, 8), (21, 8), (20,)))
+    target = torch.tensor([1, 5, 20, 3, 3, 9])
+    found, rounded = [], (hidden.bfloat16(), table.bfloat16())
+    for states, rows in ((hidden, table), rounded):
+        with torch.autocast("cpu", torch.bfloat16, enabled=states is hidden):
+            torch.manual_seed(1)  # SCE's random directions
+            found.append(loss(states, scored(rows, bias), target, None))
+    assert torch.equal(*found)
+    torch.manual_seed(1)
+    assert not torch.equal(loss(hidden, scored(table, bias), target, None), found[0])
 
 
 def test_progress_is_plain_lines_off_a_terminal(capsys):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -61,11 +62,22 @@ class ItemLoss(NamedTuple):
     negatives: Callable[[Histories, int, int, np.random.Generator], Draw]
 
 
+def as_multiplied(*rows: Tensor) -> tuple[Tensor, ...]:
+    """`rows` in the type that a matrix product would read under autocast, which does not reach into custom ops: so that
+    a loss over all items has the 16-bit products that a training in 16 bits is for.
+    """
+    device = rows[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return rows
+    return tuple(x.to(torch.get_autocast_dtype(device)) for x in rows)
+
+
 def full_softmax(hidden: Tensor, items: Scored, target: Tensor, negative: Tensor) -> Tensor:
     """Cross-entropy over the whole item table; reads no negatives. Several processes that share out the table compute
     it together, each the mean over its own positions (0 over none).
     """
     rows, bias, ids = items.every()
+    hidden, rows = as_multiplied(hidden, rows)
     if ids is None:
         return fastcl.linear_cross_entropy(hidden, rows, target - 1, linear_bias=bias)
     loss = fastcl.distributed.sharded_cross_entropy(hidden, rows, target, ids=ids, bias=bias, reduction="none")
@@ -77,6 +89,7 @@ def scalable(hidden: Tensor, items: Scored, target: Tensor, negative: Tensor) ->
     the positions that are in a bucket; reads no negatives.
     """
     rows, bias, _ = items.every()
+    hidden, rows = as_multiplied(hidden, rows)
     return fastcl.sce(hidden, rows, target - 1, linear_bias=bias)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 import fastcl
 from fastcl.negatives import Evicted
 from fastcl.recsys.models.clrec.config import CLRecConfig
+from fastcl.recsys.models.losses import as_multiplied
 
 
 class Pairs(NamedTuple):
@@ -95,17 +96,18 @@ def negative_sampling(pairs: Pairs, config: CLRecConfig) -> Tensor:
 
 def full_softmax(pairs: Pairs, config: CLRecConfig) -> Tensor:
     """Eq. 1: maximum likelihood over all items."""
-    return fastcl.linear_cross_entropy(pairs.user, pairs.items(), pairs.target - 1, temperature=config.temperature)
+    user, table = as_multiplied(pairs.user, pairs.items())
+    return fastcl.linear_cross_entropy(user, table, pairs.target - 1, temperature=config.temperature)
 
 
 def inverse_propensity(pairs: Pairs, config: CLRecConfig) -> Tensor:
     """Eq. 4: the full softmax, each pair weighted by 1 / q(y|x). The weights are divided by the number of items, so
     that equal propensities have weight 1, and are at most `weight_limit`.
     """
-    table = pairs.items()
+    user, table = as_multiplied(pairs.user, pairs.items())
     weight = torch.exp(-pairs.log_q.detach()) / len(table)
     return fastcl.linear_cross_entropy(
-        pairs.user,
+        user,
         table,
         pairs.target - 1,
         temperature=config.temperature,
