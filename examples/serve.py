@@ -5,15 +5,13 @@ curl localhost:8000/recommend -H 'Content-Type: application/json' -d '{"history"
 
 import argparse
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 
 import torch
 import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel, Field
 
-from fastcl.recsys import frozen, load, recommend
+from fastcl.recsys import Batcher, load
 
 
 class Ask(BaseModel):
@@ -21,39 +19,12 @@ class Ask(BaseModel):
     k: int = Field(default=10, ge=1, le=1000)
 
 
-def service(model, threads: int = 1, batch: int = 32) -> FastAPI:
-    """Each thread answers up to `batch` of the requests that wait, with one call, as soon as it is free."""
-    waiting, pool = asyncio.Queue(), ThreadPoolExecutor(threads)
-
-    async def work():
-        while True:
-            asks = [await waiting.get()]
-            while len(asks) < batch and not waiting.empty():
-                asks.append(waiting.get_nowait())
-            histories, k = [ask.history for ask, _ in asks], max(ask.k for ask, _ in asks)
-            call = asyncio.get_running_loop().run_in_executor(pool, recommend, model, histories, k)
-            (found,) = await asyncio.gather(call, return_exceptions=True)
-            for nth, (ask, answer) in enumerate(asks):
-                if not answer.done():  # the client may have gone
-                    answer.set_result(found if isinstance(found, BaseException) else found[nth][: ask.k])
-
-    @asynccontextmanager
-    async def lifespan(app):
-        with frozen(model):  # the items are encoded once
-            workers = [asyncio.create_task(work()) for _ in range(threads)]
-            yield
-            for worker in workers:
-                worker.cancel()
-
-    app = FastAPI(lifespan=lifespan)
+def service(batcher: Batcher) -> FastAPI:
+    app = FastAPI()
 
     @app.post("/recommend")
     async def answer(ask: Ask) -> list[tuple[str, float]]:
-        waiting.put_nowait((ask, answer := asyncio.get_running_loop().create_future()))
-        row = await answer
-        if isinstance(row, BaseException):
-            raise row
-        return row
+        return await asyncio.wrap_future(batcher.submit(ask.history, ask.k))
 
     return app
 
@@ -65,4 +36,5 @@ if __name__ == "__main__":
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    uvicorn.run(service(load(args.run), args.threads, args.batch), port=args.port, log_level="warning")
+    with Batcher(load(args.run), threads=args.threads, batch=args.batch) as batcher:
+        uvicorn.run(service(batcher), port=args.port, log_level="warning")

@@ -6,6 +6,7 @@ Never run: test_typing.py has mypy and pyright read this file.
 from typing import Any, assert_type
 
 from fastcl.recsys import (
+    Batcher,
     Histories,
     Interactions,
     MultiCLRec,
@@ -85,6 +86,10 @@ robustness(model, split.test, ratio=0.5)  # wrong
 top_k(model.scores(split.train), split.train, k=5)
 top_k(split.train, 5)  # wrong
 
+with Batcher(model, batch=8, seen="keep") as batcher:
+    assert_type(batcher.submit(["a"], k=5).result(), list[tuple[str, float]])
+    batcher.submit([3])  # wrong
+Batcher(model, k=5)  # wrong
 with frozen(model):
     recommend(model, [["BANANAS"]], k=5)
 recommend(model, ["BANANAS"], k=5.5)  # wrong

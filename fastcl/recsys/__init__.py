@@ -59,6 +59,7 @@ from fastcl.recsys.models.carrying import Padded, with_items
 from fastcl.recsys.models.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.reporting.intents import intents
 from fastcl.recsys.reporting.report import report
+from fastcl.recsys.serving.batcher import Batcher
 from fastcl.recsys.serving.index import ItemIndex, open_index
 from fastcl.recsys.serving.recommend import query_vectors, recommend, recommend_users, similar
 from fastcl.recsys.serving.vectors import export, nearest
@@ -74,6 +75,7 @@ __all__ = [
     "MODELS",
     "BERT4Rec",
     "BERT4RecConfig",
+    "Batcher",
     "CLRec",
     "CLRecConfig",
     "Cases",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastcl.recsys import Items, SASRec, recommend
+from fastcl.recsys import Batcher, Items, SASRec, recommend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FILE = Path(__file__).parents[2] / "examples" / "serve.py"
@@ -24,7 +24,8 @@ def test_clients_get_the_lists_of_the_model(threads: int, batch: int) -> None:
     items = Items(tuple(f"i{number}" for number in range(60)))
     model = SASRec(items, dim=16, seed=0).eval()
     histories = [[items.ids[(7 * nth + step) % 60] for step in range(1 + nth % 5)] for nth in range(40)]
-    with TestClient(service(model, threads, batch)) as client, ThreadPoolExecutor(8) as pool:
+    answers = Batcher(model, threads=threads, batch=batch)
+    with answers as batcher, TestClient(service(batcher)) as client, ThreadPoolExecutor(8) as pool:
 
         def ask(nth: int) -> list[tuple[str, float]]:
             found = client.post("/recommend", json={"history": histories[nth], "k": 1 + nth % 7})
@@ -40,4 +41,4 @@ def test_clients_get_the_lists_of_the_model(threads: int, batch: int) -> None:
 
 
 def test_it_is_short() -> None:
-    assert len(FILE.read_text().splitlines()) <= 75
+    assert len(FILE.read_text().splitlines()) <= 40
