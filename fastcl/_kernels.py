@@ -6,8 +6,9 @@ sets.
 """
 
 import ctypes
+import platform
 
-import torch  # noqa: F401  the library takes torch's functions from the process
+import torch  # the library takes its functions from the process
 
 from fastcl._library import BUILT, LIBRARY
 
@@ -16,7 +17,8 @@ def _load() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError as error:
-        raise ImportError(f"fastcl: the compiled part cannot be loaded: {error}") from None
+        where = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}"
+        raise ImportError(f"fastcl: the compiled part cannot be loaded: {error} ({where})") from None
     for name in ("compiled_isas", "usable_isas", "active_isa", "set_isa", "refusal"):
         getattr(library, f"fastcl_{name}").restype = ctypes.c_char_p
     wrong = library.fastcl_refusal()

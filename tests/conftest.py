@@ -5,7 +5,6 @@ Which code is under test is up to the tests; inputs are made in problems.py.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,9 +20,11 @@ from torch import Tensor
 import fastcl
 from fastcl import reference
 
-# All examples of a test share one `isa` fixture on purpose. `pytest --hypothesis-profile=thorough` tries more examples.
+# All examples of a test share one `isa` fixture on purpose. `pytest --hypothesis-profile=thorough` tries more examples,
+# `few` as many as an emulated processor has time for.
 _CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 settings.register_profile("quick", derandomize=True, deadline=None, max_examples=60, suppress_health_check=_CHECKS)
+settings.register_profile("few", derandomize=True, deadline=None, max_examples=4, suppress_health_check=_CHECKS)
 settings.register_profile("thorough", deadline=None, max_examples=1000, suppress_health_check=_CHECKS)
 settings.load_profile("quick")
 
@@ -70,6 +71,8 @@ def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library of the CUDA kernels built for the emulator, compiled once for all processes of pytest-xdist: the one
     that asks first holds a lock until the library is there.
     """
+    import fcntl  # here, since Windows, where other tests run, has none
+
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulator"
     folder.mkdir(exist_ok=True)

@@ -122,7 +122,9 @@ def test_a_library_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "fastcl" / Path(LIBRARY).name).write_bytes(b"no library")
     done = run(sys.executable, "-c", "import fastcl", cwd=tmp_path)
     assert done.returncode != 0
-    assert done.stdout.splitlines()[-1].startswith("ImportError: fastcl: the compiled part cannot be loaded: ")
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("ImportError: fastcl: the compiled part cannot be loaded: ")
+    assert f"(torch {torch.__version__}, Python " in last  # the self-test, which prints such facts, cannot run there
 
 
 WITHOUT_KERNELS = """

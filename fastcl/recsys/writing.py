@@ -2,11 +2,11 @@
 
 A regular file is written beside its place under a temporary name and renamed. The writing process holds a lock on the
 temporary file, so that a temporary file without a lock was left by a killed process; the next write into the folder
-removes it. Devices and pipes are written into directly, and links are followed.
+removes it. Where there are no locks, as on Windows, such a file stays. Devices and pipes are written into directly, and
+links are followed.
 """
 
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -17,6 +17,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
+if sys.platform != "win32":
+    import fcntl
+
+# For os.open: neither a link nor a pipe. Windows has neither flag.
+PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _OURS = re.compile(r"\.fastcl-[0-9a-f]{16}\.tmp")
 _STREAM = re.compile(r"/(?:dev/(?P<name>stdout|stderr)|(?:dev|proc/self)/fd/(?P<number>\d+))")
 
@@ -114,14 +119,16 @@ def _staged(place: Path, parts: Iterable[bytes | memoryview], path: Path, stack:
     with _naming(path):
         sweep(place.parent)
         file, temporary = _new_file(place.parent)
-    stack.callback(file.close)
     stack.callback(temporary.unlink, missing_ok=True)
+    stack.callback(file.close)  # before that: Windows removes no open file
     _write(file, parts, path)
     with _naming(path):
         if place.exists():
-            os.fchmod(file.fileno(), stat.S_IMODE(place.stat().st_mode))
+            os.chmod(temporary, stat.S_IMODE(place.stat().st_mode))
         file.flush()
         os.fsync(file.fileno())
+    if sys.platform == "win32":
+        file.close()  # an open file has no other name given there
     return temporary
 
 
@@ -147,8 +154,10 @@ def _new_file(folder: Path) -> tuple[IO[bytes], Path]:
 
 def try_lock(descriptor: int) -> bool | None:
     """Whether this process got the lock on an open file, held until the file is closed. None: no locks in the file
-    system.
+    system, or on Windows, which lets nobody read what is locked.
     """
+    if sys.platform == "win32":
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -162,7 +171,7 @@ def try_lock(descriptor: int) -> bool | None:
 
 def _remove_if_left(path: Path) -> None:
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDWR | PLAIN)
     except OSError:
         return  # removed meanwhile, or not readable
     try:

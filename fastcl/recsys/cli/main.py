@@ -61,7 +61,7 @@ def _command(words: list[str]) -> int:
             args.run(args)
         sys.stdout.flush()  # an error of this flush is reported; one at the end of the process would not be
     except BrokenPipeError:
-        return 128 + int(signal.SIGPIPE)
+        return 128 + int(getattr(signal, "SIGPIPE", 13))  # Windows has no such signal
     except KeyboardInterrupt:
         return 128 + int(signal.SIGINT)
     except Exception as error:

@@ -44,8 +44,10 @@ def generation(out: Path) -> Iterator[Path]:
     _sweep(out)
     try:
         yield place
+        lock.close()  # the manifest names the folder now
         (place / _LOCK).unlink()
     except BaseException:
+        lock.close()  # Windows removes no open file
         shutil.rmtree(place, ignore_errors=True)
         if made:
             with suppress(OSError):

@@ -8,7 +8,7 @@ The inputs are random tensors. Nothing is trained, and no code depends on the re
 prints the extra peak memory of one loss and its gradients, in bytes.
 """
 
-import resource
+import ctypes
 import statistics
 import subprocess
 import sys
@@ -22,6 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fastcl
+
+if sys.platform != "win32":
+    import resource
 
 TEMPERATURE = 0.07
 
@@ -109,6 +112,15 @@ def _in_child(name: str, shape: Shape) -> float:
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
+class _Counters(ctypes.Structure):
+    """PROCESS_MEMORY_COUNTERS of Windows."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint32), ("page_faults", ctypes.c_uint32), ("peak_working_set", ctypes.c_size_t),
+        ("others", ctypes.c_size_t * 7),
+    )  # fmt: skip
+
+
 def _extra_memory(name: str, shape: Shape) -> int:
     """How far one loss and its gradients raise this process's peak resident memory."""
     # A tiny problem runs first, so that libraries and thread pools are loaded before the measurement.
@@ -121,6 +133,11 @@ def _extra_memory(name: str, shape: Shape) -> int:
 
 
 def _peak() -> int:
+    if sys.platform == "win32":
+        counters = _Counters(size=ctypes.sizeof(_Counters))
+        own = ctypes.c_void_p(-1)  # what stands for this process
+        ctypes.windll.kernel32.K32GetProcessMemoryInfo(own, ctypes.byref(counters), counters.size)
+        return int(counters.peak_working_set)
     try:
         # On Linux ru_maxrss does not serve, since it begins with the memory of the parent process.
         status = Path("/proc/self/status").read_text(encoding="ascii")

@@ -1,13 +1,17 @@
-"""A lock that allows one writer per run folder and ends with its process, however that ends. Readers need no lock."""
+"""A lock that allows one writer per run folder and ends with its process, however that ends. Readers need no lock.
+
+On Windows and in file systems without locks, nothing keeps a second writer out.
+"""
 
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from fastcl.recsys.training import processes
-from fastcl.recsys.writing import try_lock
+from fastcl.recsys.writing import PLAIN, try_lock
 
 NAME = ".fastcl.lock"
 
@@ -33,10 +37,14 @@ def held(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            try:
-                (folder / NAME).unlink(missing_ok=True)
-            finally:
+            if sys.platform == "win32":  # which removes no open file
                 os.close(descriptor)
+                (folder / NAME).unlink(missing_ok=True)
+            else:
+                try:
+                    (folder / NAME).unlink(missing_ok=True)
+                finally:
+                    os.close(descriptor)
     finally:
         for place in made:
             try:
@@ -48,7 +56,7 @@ def held(folder: Path) -> Iterator[None]:
 def _locked(folder: Path) -> int:
     path = folder / NAME
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | PLAIN, 0o666)
         try:
             if try_lock(descriptor) is False:
                 holder = os.read(descriptor, 20).decode("ascii", "replace").strip()

@@ -12,8 +12,12 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def cores() -> int:
-    """The number of cores that this process may use: those it is bound to, or a container's smaller CPU quota."""
-    return math.ceil(min(len(os.sched_getaffinity(0)), _quota(_CGROUPS, Path("/proc/self/cgroup"))))
+    """The number of cores that this process may use: those it is bound to, or a container's smaller CPU quota. Where
+    the system binds no process to cores (macOS) or does not tell (Windows), all of them.
+    """
+    bound = getattr(os, "sched_getaffinity", None)
+    own = len(bound(0)) if bound else os.cpu_count() or 1
+    return math.ceil(min(own, _quota(_CGROUPS, Path("/proc/self/cgroup"))))
 
 
 def _quota(root: Path, own: Path) -> float:
