@@ -30,10 +30,10 @@ class Product(NamedTuple):
 
 
 PRODUCTS = [
-    Product("similarities, float32", "baseline", r"walk\w*INS1_3FmaIfE", "fmla", 4),
-    Product("weights x values, float32", "baseline", "3FmaIfE10accumulate", "fmla", 4),
-    Product("column sums, float32", "baseline", "column_sumsI.*3FmaIfE", "fmla", 4),
-    Product("similarities, float64", "baseline", r"walk\w*INS1_3FmaIdE", "fmla", 2),
+    Product("similarities, float32", "baseline", r"walk\w*INS1_3FmaIf", "fmla", 4),
+    Product("weights x values, float32", "baseline", r"3FmaIf\w*E10accumulateE", "fmla", 4),
+    Product("column sums, float32", "baseline", "column_sumsI.*3FmaIf", "fmla", 4),
+    Product("similarities, float64", "baseline", r"walk\w*INS1_3FmaId", "fmla", 2),
     Product("similarities, bfloat16", "bf16", r"walk\w*INS1_4Bf16", "bfmmla", 16),
 ]
 LABEL = re.compile(r"^([\w.$]+):")

@@ -165,7 +165,7 @@ def machine(name: str = "contrast-cpu") -> str:
     found = results(name)
     facts = found["machine"]
     times = f", medians of {found['repeats']} alternating runs" if "repeats" in found else ""
-    isa = {"amx": "AMX", "avx512": "AVX-512", "avx2": "AVX2"}[facts["isa"]]
+    isa = {"amx": "AMX", "avx512_bf16": "AVX512_BF16", "avx512": "AVX-512", "avx2": "AVX2"}[facts["isa"]]
     cores = f"{facts['cores']} cores, {isa} kernels"
     return f"{facts['processor'].replace('(R)', '')}, {cores}, torch {facts['torch']}{times}"
 

@@ -163,6 +163,8 @@ struct Isa {
   // Faster kernels for rows and columns that are both bfloat16 or both float16. Null: f32 serves these types too.
   const Kernels<float>* bf16 = nullptr;
   const Kernels<float>* f16 = nullptr;
+  // Whether this set is worth choosing unasked where it is supported. Null: always.
+  bool (*pays)() = nullptr;
 };
 
 template <class T>

@@ -23,6 +23,7 @@ struct Amx {
   static constexpr int64_t kStrip = 128;  // so that the three parts of a tile's weights fit the first-level cache
   // Factors are applied to the products: 16-bit data times a factor would need more parts.
   static constexpr bool kRaw = true;
+  static constexpr bool kLimits = false;  // every weight has all three parts
   // By tiles, computing similarities again is faster than reading kept weights back from beyond the second-level cache.
   static constexpr int64_t kLeastKeptRows = 256, kKeptBytes = 12 << 20;
 
@@ -45,21 +46,6 @@ struct Amx {
     __asm__ volatile("ldtilecfg %0" ::"m"(config));
   }
   static void end() { __asm__ volatile("tilerelease"); }
-
-  // The largest magnitude met, as bits. Compared as integers, infinity and NaN exceed all finite magnitudes.
-  struct Range {
-    Mask<float> most;
-    Range() : most{} {}
-    void meet(Vec<float> x) {
-      const Mask<float> size = (Mask<float>)x & 0x7fffffff;
-      most = size > most ? size : most;
-    }
-    bool wild() const {
-      int32_t m = 0;
-      for (int64_t i = 0; i < kLanes<float>; ++i) m = most[i] > m ? most[i] : m;
-      return m != 0 && (m < (127 - 60) << 23 || m > (127 + 60) << 23);
-    }
-  };
 
   static bool pack_rows(Matrix m, const T*, int64_t features, int64_t first, int64_t count, T* rows) {
     Range range;
@@ -143,7 +129,7 @@ struct Amx {
   }
 
   static void accumulate(const T* weights, int64_t tiles, int64_t columns, T* values, int64_t features, const T* factor,
-                         const T* extra, T* out) {
+                         const T* extra, const T* /*limit*/, T* out) {
     const int64_t blocks = kStrip / 32, used = steps(columns);
     const int64_t stride = whole_panels(features + (extra != nullptr ? 1 : 0));
     float* parts = values + steps(features + (extra != nullptr ? 1 : 0)) * blocks * kData * 2 * kTileElements;
@@ -170,8 +156,8 @@ struct Amx {
     split(0, 0, lines);
     for (int64_t tile = 0; tile < tiles; ++tile) {
       if (extra != nullptr) {
-        add_extra(weights + tile * kCell, tiles * kCell, columns, extra, stride,
-                  out + tile * kRows * stride + features);
+        add_extra<Amx>(weights + tile * kCell, tiles * kCell, columns, extra, stride,
+                       out + tile * kRows * stride + features);
       }
       const float* own = parts + tile % 2 * size;
       const int64_t ahead = tile + 1 < tiles ? lines : 0;
@@ -290,18 +276,6 @@ struct Amx {
   }
 
  private:
-  static void add_extra(const T* weights, int64_t next, int64_t columns, const T* extra, int64_t stride, T* out) {
-    for (int64_t step = 0; step < steps(columns); ++step) {
-      const int64_t left = columns - step * 32;
-      const Vec<T> e0 = load_some<T>(extra + step * 32, left);
-      const Vec<T> e1 = left > 16 ? load_some<T>(extra + step * 32 + 16, left - 16) : Vec<T>{};
-      for (int64_t r = 0; r < kRows; ++r) {
-        out[r * stride] += sum_lanes<T>(load(weights + r * 32) * e0 + load(weights + r * 32 + 16) * e1);
-      }
-      weights += next;
-    }
-  }
-
   static Vec<float> part_of_row(Matrix m, int64_t features, int64_t row, int64_t d) {
     Vec<float> x = {};
     with_row(m, features, row, [&](const auto* p) { x = load_some<float>(p + d, features - d); });

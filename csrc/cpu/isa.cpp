@@ -6,12 +6,17 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include "cpu/features_x86.h"
+
 namespace fastcl {
 
 extern const Isa isa_baseline;
 #if defined(__x86_64__)
 extern const Isa isa_avx2;
 extern const Isa isa_avx512;
+#if defined(FASTCL_AVX512_BF16)
+extern const Isa isa_avx512_bf16;
+#endif
 #elif defined(__aarch64__)
 extern const Isa isa_bf16;
 #endif
@@ -20,15 +25,19 @@ extern const Isa isa_amx;
 #endif
 
 std::vector<const Isa*> compiled_isas() {
-#if defined(__x86_64__) && defined(__linux__)
-  return {&isa_baseline, &isa_avx2, &isa_avx512, &isa_amx};
-#elif defined(__x86_64__)
-  return {&isa_baseline, &isa_avx2, &isa_avx512};
-#elif defined(__aarch64__)
-  return {&isa_baseline, &isa_bf16};
-#else
-  return {&isa_baseline};
+  std::vector<const Isa*> compiled{&isa_baseline};
+#if defined(__x86_64__)
+  compiled.insert(compiled.end(), {&isa_avx2, &isa_avx512});
+#if defined(FASTCL_AVX512_BF16)
+  compiled.push_back(&isa_avx512_bf16);
 #endif
+#if defined(__linux__)
+  compiled.push_back(&isa_amx);
+#endif
+#elif defined(__aarch64__)
+  compiled.push_back(&isa_bf16);
+#endif
+  return compiled;
 }
 
 std::vector<const Isa*> usable_isas() {
@@ -60,7 +69,13 @@ static std::atomic<const Isa*>& chosen() {
 }
 
 const Isa& active_isa() {
-  static const Isa* const fastest = usable_isas().back();
+  static const Isa* const fastest = [] {
+    const Isa* found = &isa_baseline;
+    for (const Isa* isa : usable_isas()) {
+      if (isa->pays == nullptr || isa->pays()) found = isa;
+    }
+    return found;
+  }();
   const Isa* isa = chosen().load(std::memory_order_relaxed);
   return isa != nullptr ? *isa : *fastest;
 }

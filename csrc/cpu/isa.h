@@ -9,7 +9,7 @@ namespace fastcl {
 
 std::vector<const Isa*> compiled_isas();  // slowest first
 std::vector<const Isa*> usable_isas();    // those of compiled_isas() that this processor supports, slowest first
-const Isa& active_isa();                  // the last of usable_isas(), unless FASTCL_ISA or set_isa chose another
+const Isa& active_isa();  // the last of usable_isas() that pays here, unless FASTCL_ISA or set_isa chose another
 // Whether neither FASTCL_ISA nor set_isa chose: host code may then use slower kernels where they suit the problem
 // better.
 bool isa_is_automatic();

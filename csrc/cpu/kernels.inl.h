@@ -25,12 +25,18 @@ namespace {
 #include "cpu/both.inl.h"
 #include "cpu/table.inl.h"
 #include "cpu/product.inl.h"
+#if defined(FASTCL_AMX) || defined(FASTCL_PAIRS)
+#include "cpu/bf16_parts.inl.h"
+#endif
 #ifdef FASTCL_AMX
 #include "cpu/amx_tiles.inl.h"
 #include "cpu/amx.inl.h"
 #endif
 #ifdef FASTCL_BF16
 #include "cpu/bf16.inl.h"
+#endif
+#ifdef FASTCL_PAIRS
+#include "cpu/avx512_bf16.inl.h"
 #endif
 #include "cpu/best.inl.h"
 #include "cpu/reducer.inl.h"

@@ -29,7 +29,7 @@ struct Scratch {
 template <class P>
 struct Memory : Walk<P> {
   using T = typename P::T;
-  T *rows, *values, *panels, *shift, *factor, *cap, *strip;
+  T *rows, *values, *panels, *shift, *factor, *cap, *limit, *strip;
   Tag<T>* tag;
   int64_t elements;
 
@@ -53,6 +53,7 @@ struct Memory : Walk<P> {
     shift = s.take(count);
     factor = s.take(count);
     cap = pass.row_cap != nullptr ? s.take(count) : nullptr;
+    limit = P::kLimits && part.out != nullptr ? s.take(count) : nullptr;
     tag = reinterpret_cast<Tag<T>*>(s.take(count));
     elements = s.used;
   }
@@ -241,8 +242,11 @@ void walk(const Pass<typename P::T>& pass, const Part<typename P::T>& part, type
           P::pack_values(columns.data, offset(columns.value_factor, first * W), offset(columns.extra, first * W),
                          pass.features, first * W, count, P::kStrip, w.values);
       if (wild) *pass.wild = true;
+      if constexpr (P::kLimits) {
+        for (int64_t i = 0; i < w.tiles * P::kRows; ++i) w.limit[i] = Reducer::limit(w, i);
+      }
       P::accumulate(w.weights, w.tiles, count, w.values, pass.features, offset(columns.value_factor, first * W),
-                    offset(columns.extra, first * W), part.out);
+                    offset(columns.extra, first * W), w.limit, part.out);
     }
     Reducer::end_strip(w, (first - part.panel_begin) / per_strip);
   }

@@ -36,7 +36,14 @@ struct Factors {
 };
 #endif
 
-template <class T_>
+// A step of a product: what two lanes add to a sum. Here a lane is one number of each operand; avx512_bf16.inl.h has two.
+template <class T>
+struct MultiplyAdd {
+  static constexpr int64_t kNumbers = 1;
+  static inline __attribute__((always_inline)) Vec<T> add(Vec<T> sum, Vec<T> a, Vec<T> b) { return sum + a * b; }
+};
+
+template <class T_, class Step = MultiplyAdd<T_>>
 struct Fma {
   using T = T_;
   // With two vectors of columns, the largest tile that fits the registers.
@@ -45,6 +52,7 @@ struct Fma {
   static constexpr int64_t kCell = kRows * kColumns;
   static constexpr int64_t kStrip = 256;
   static constexpr bool kRaw = false;            // packed operands are multiplied with their factors
+  static constexpr bool kLimits = false;         // weights are multiplied as they are
   static constexpr int64_t kLeastKeptRows = 48;  // with fewer, column sums cost more memory traffic than they save
   static constexpr int64_t kKeptBytes = 32 << 20;
   using Tile = Vec<T>[kRows][2];
@@ -113,7 +121,7 @@ struct Fma {
 
   // out += weights * values over one strip of columns.
   static void accumulate(const T* weights, int64_t tiles, int64_t columns, const T* values, int64_t features,
-                         const T* /*factor: in the values*/, const T* extra, T* out) {
+                         const T* /*factor: in the values*/, const T* extra, const T* /*limit*/, T* out) {
     const int64_t wanted = features + (extra != nullptr ? 1 : 0), stride = whole_panels(wanted);
     for (int64_t d = 0; d < wanted; d += kColumns) {
       for (int64_t tile = 0; tile < tiles; ++tile) {
@@ -182,22 +190,22 @@ struct Fma {
     }
   }
 
- private:
   // Columns whose sums are in registers together.
   static constexpr int64_t kGroup = kRows >= 12 && kColumns >= 8 ? 8 : 4;
+  static constexpr int64_t kSteps = kColumns / Step::kNumbers;  // of a panel of columns
 
-  static inline __attribute__((always_inline)) void multiply_chunk(const T* rows, const T* panel, int64_t features,
+  static inline __attribute__((always_inline)) void multiply_chunk(const T* rows, const T* panel, int64_t steps,
                                                                    Tile& x) {
 #pragma GCC unroll 16
     for (int64_t r = 0; r < kRows; ++r) x[r][0] = x[r][1] = Vec<T>{};
-    for (int64_t d = 0; d < features; ++d) {
+    for (int64_t step = 0; step < steps; ++step) {
       const Vec<T> k0 = load(panel), k1 = load(panel + kLanes<T>);
       const Factors<T, kRows> factors(rows);
 #pragma GCC unroll 16
       for (int64_t r = 0; r < kRows; ++r) {
         const Vec<T> q = factors[r];
-        x[r][0] += q * k0;
-        x[r][1] += q * k1;
+        x[r][0] = Step::add(x[r][0], q, k0);
+        x[r][1] = Step::add(x[r][1], q, k1);
       }
       rows += kRows;
       panel += kColumns;
@@ -212,22 +220,28 @@ struct Fma {
     }
   }
 
-  // One tile of weights times one panel of features, of which kVectors vectors are used. `step` is the distance between
-  // the weights of two panels of columns.
+  // One tile of weights times one panel of features, of which kVectors vectors are used. `stride_of_panel` is the distance
+  // between the weights of two panels of columns.
   template <int kVectors>
-  static inline void accumulate_tile(const T* weights, int64_t step, int64_t columns, const T* values, int64_t stride,
-                                     T* out) {
+  static inline void accumulate_tile(const T* weights, int64_t stride_of_panel, int64_t steps, const T* values,
+                                     int64_t stride, T* out) {
     Vec<T> acc[kRows][kVectors] = {};
-    for (int64_t first = 0; first < columns; first += kColumns) {
-      const int64_t width = columns - first < kColumns ? columns - first : kColumns;
+    for (int64_t first = 0; first < steps; first += kSteps) {
+      const int64_t width = steps - first < kSteps ? steps - first : kSteps;
       int64_t c = 0;
       for (; c + kTogether <= width; c += kTogether) {
-        add_columns<kVectors, kTogether>(weights + c, values + c * kColumns, acc);
+        add_steps<kVectors, kTogether>(weights + c, values + c * kColumns, acc);
       }
-      for (; c < width; ++c) add_columns<kVectors, 1>(weights + c, values + c * kColumns, acc);
+      for (; c < width; ++c) add_steps<kVectors, 1>(weights + c, values + c * kColumns, acc);
       values += width * kColumns;
-      weights += step;
+      weights += stride_of_panel;
     }
+    add_tile<kVectors>(acc, stride, out);
+  }
+
+  template <int kVectors>
+  static inline __attribute__((always_inline)) void add_tile(const Vec<T> (&acc)[kRows][kVectors], int64_t stride,
+                                                             T* out) {
     for (int64_t r = 0; r < kRows; ++r) {
       for (int i = 0; i < kVectors; ++i) {
         T* to = out + r * stride + i * kLanes<T>;
@@ -236,10 +250,10 @@ struct Fma {
     }
   }
 
-  // acc += weights * values over kCount columns.
+  // acc += weights * values over kCount steps.
   template <int kVectors, int64_t kCount>
-  static inline __attribute__((always_inline)) void add_columns(const T* weights, const T* values,
-                                                                Vec<T> (&acc)[kRows][kVectors]) {
+  static inline __attribute__((always_inline)) void add_steps(const T* weights, const T* values,
+                                                              Vec<T> (&acc)[kRows][kVectors]) {
     Vec<T> value[kCount][kVectors];
 #pragma GCC unroll 2
     for (int64_t c = 0; c < kCount; ++c) {
@@ -248,19 +262,19 @@ struct Fma {
     }
 #pragma GCC unroll 16
     for (int64_t r = 0; r < kRows; ++r) {
-      const Factors<T, kCount> w(weights + r * kColumns);
+      const Factors<T, kCount> w(weights + r * kSteps);
 #pragma GCC unroll 2
       for (int64_t c = 0; c < kCount; ++c) {
 #pragma GCC unroll 2
-        for (int i = 0; i < kVectors; ++i) acc[r][i] += w[c] * value[c][i];
+        for (int i = 0; i < kVectors; ++i) acc[r][i] = Step::add(acc[r][i], w[c], value[c][i]);
       }
     }
   }
 
   template <int kVectors>
-  static inline void sum_group(const T* weights, int64_t rows, const T* values, bool add, T* sums) {
+  static inline void sum_group(const T* weights, int64_t steps, const T* values, bool add, T* sums) {
     Vec<T> acc[kGroup][kVectors] = {};
-    for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t step = 0; step < steps; ++step) {
       Vec<T> value[kVectors];
 #pragma GCC unroll 2
       for (int i = 0; i < kVectors; ++i) value[i] = load(values + i * kLanes<T>);
@@ -268,7 +282,7 @@ struct Fma {
 #pragma GCC unroll 8
       for (int64_t c = 0; c < kGroup; ++c) {
 #pragma GCC unroll 2
-        for (int i = 0; i < kVectors; ++i) acc[c][i] += w[c] * value[i];
+        for (int i = 0; i < kVectors; ++i) acc[c][i] = Step::add(acc[c][i], w[c], value[i]);
       }
       weights += kColumns;
       values += kColumns;

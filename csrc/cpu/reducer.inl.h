@@ -1,7 +1,8 @@
 // Reducers turn similarities into weights: exp relative to a running maximum (forward) or to a known log-sum-exp
-// (backward), and for losses over pairs the sigmoid, with softplus summed. A reducer has five functions: start a walk,
-// weigh one row of a tile, end a strip of columns, finish the walk, and combine the parts of a row. The template
-// parameter P is the product (product.inl.h), which owns the shape of a tile.
+// (backward), and for losses over pairs the sigmoid, with softplus summed. A reducer has six functions: start a walk,
+// weigh one row of a tile, say above which limit a weight of a row needs all its bits, end a strip of columns, finish the
+// walk, and combine the parts of a row. The template parameter P is the product (product.inl.h), which owns the shape
+// of a tile.
 // Included once per instruction set, inside its namespace and target region; includes nothing.
 
 // The memory of one walk over a part.
@@ -105,6 +106,14 @@ struct LogSumExp {
     if (w.out != nullptr) scale_row(w.out + row * w.stride, w.stride, factor);
   }
 
+  // Where a softmax is nearly all on the positive, its mean and the positive cancel, and the rounding of the one large weight
+  // to 16 bits would be larger than what is left. Rounding the weights below this share of the sum so far changes the mean
+  // by no more than rounding the columns.
+  static T limit(const Walk<P>& w, int64_t row) {
+    constexpr T kShare = T(1) / 16;
+    return kShare * sum_lanes<T>(load(w.sum + row * kLanes<T>) + load(w.strip_sum + row * kLanes<T>));
+  }
+
   static void end_strip(Walk<P>& w, int64_t strip) {
     for (int64_t i = 0; i < w.tiles * P::kRows * kLanes<T>; ++i) {
       w.sum[i] += w.strip_sum[i];
@@ -168,6 +177,7 @@ struct KnownSum {
     store(w.row(row, panel), exp2<T>(x0));
     store(w.row(row, panel) + kLanes<T>, exp2<T>(x1));
   }
+  static T limit(const Walk<P>&, int64_t) { return T(__builtin_huge_val()); }  // no weight: nothing cancels these sums
   static void end_strip(Walk<P>&, int64_t) {}
   static void finish(const Walk<P>&, const Part<T>&) {}
   static void combine(const Pass<T>& pass, const Part<T>* parts, int64_t count, int64_t begin, int64_t end) {
@@ -217,6 +227,7 @@ struct SoftplusSum {
     }
   }
 
+  static T limit(const Walk<P>&, int64_t) { return T(__builtin_huge_val()); }  // no weight: nothing cancels these sums
   static void end_strip(Walk<P>& w, int64_t strip) { LogSumExp<P, kWeights>::end_strip(w, strip); }
   static void finish(const Walk<P>& w, const Part<T>& part) {
     for (int64_t i = 0; i < w.tiles * P::kRows; ++i) part.sum[i] = sum_lanes<T>(load(w.sum + i * kLanes<T>));

@@ -29,26 +29,33 @@ inline __attribute__((always_inline)) void transpose(Vec<T> (&v)[kLanes<T>]) {
   }
 }
 
-// Writes rows [first, first + count) of the matrix times their factors as the columns of out[feature][W]; columns from
-// `count` to W are zeros.
-template <class T, int64_t W>
-void transpose_rows(Matrix m, const T* factor, int64_t features, int64_t first, int64_t count, T* out) {
+// Writes `count` rows of `length` lanes as the columns of out[lane][W]; columns from `count` to W are zeros. load_lanes(r, d)
+// loads the lanes of row r from d on, those beyond `length` as zeros.
+template <class T, int64_t W, class Load>
+inline __attribute__((always_inline)) void transpose_lanes(int64_t length, int64_t count, T* out,
+                                                           const Load& load_lanes) {
   constexpr int64_t L = kLanes<T>;
   for (int64_t group = 0; group < W; group += L) {
     const int64_t lanes = W - group < L ? W - group : L;
     const int64_t real = count - group < 0 ? 0 : count - group < lanes ? count - group : lanes;
-    for (int64_t d = 0; d < features; d += L) {
-      const int64_t width = features - d < L ? features - d : L;
+    for (int64_t d = 0; d < length; d += L) {
+      const int64_t width = length - d < L ? length - d : L;
       Vec<T> v[L] = {};
-      for (int64_t r = 0; r < real; ++r) {
-        const int64_t row = first + group + r;
-        with_row(m, features, row, [&](const auto* x) { v[r] = load_some<T>(x + d, width); });
-        if (factor != nullptr) v[r] *= splat(factor[row]);
-      }
+      for (int64_t r = 0; r < real; ++r) v[r] = load_lanes(group + r, d);
       transpose<T>(v);
       for (int64_t i = 0; i < width; ++i) __builtin_memcpy(out + (d + i) * W + group, &v[i], lanes * sizeof(T));
     }
   }
+}
+
+// The same with the features of rows [first, first + count) of the matrix times their factors.
+template <class T, int64_t W>
+void transpose_rows(Matrix m, const T* factor, int64_t features, int64_t first, int64_t count, T* out) {
+  transpose_lanes<T, W>(features, count, out, [&](int64_t r, int64_t d) __attribute__((always_inline)) {
+    Vec<T> v{};
+    with_row(m, features, first + r, [&](const auto* x) { v = load_some<T>(x + d, features - d); });
+    return factor != nullptr ? v * splat(factor[first + r]) : v;
+  });
 }
 
 template <class T>
