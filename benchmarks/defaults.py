@@ -31,6 +31,7 @@ from fastcl.recsys import (
     resume,
 )
 from fastcl.recsys.data import Scorer
+from fastcl.recsys.models.base import make
 
 RESULTS = Path(__file__).parent / "results" / "defaults.json"
 SETS: dict[str, Callable[[Path], Interactions]] = {
@@ -60,9 +61,7 @@ def measured(
     if (folder / "config.json").exists():
         history = resume(folder, split, progress=True)
     else:
-        if split.train.time is None and "time_cuts" in MODELS[model].Config.__dataclass_fields__:
-            settings = {"time_cuts": (), **settings}  # as `fastcl train` does
-        built = MODELS[model](split.items, seed=0, **settings)
+        built = make(MODELS[model], split, seed=0, **settings)
         history = fit(built, split, out=folder, save_every=60, **plan)
     best = [line for line in history if line["best"]][-1]
     found = evaluate(load(folder), split.test)
