@@ -4,7 +4,6 @@ curl localhost:8000/recommend -H 'Content-Type: application/json' -d '{"history"
 """
 
 import argparse
-import asyncio
 
 import torch
 import uvicorn
@@ -24,7 +23,7 @@ def service(batcher: Batcher) -> FastAPI:
 
     @app.post("/recommend")
     async def answer(ask: Ask) -> list[tuple[str, float]]:
-        return await asyncio.wrap_future(batcher.submit(ask.history, ask.k))
+        return await batcher.answer(ask.history, ask.k)
 
     return app
 

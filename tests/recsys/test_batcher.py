@@ -4,6 +4,7 @@ all are answered.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -85,6 +86,34 @@ def test_a_bad_request_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watched.sizes == [1, 3, 1, 1, 1]
 
 
+def test_coroutines_are_woken_once_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    wrong: Any = ["i1", 3]
+
+    async def main() -> list[Any]:
+        loop, woken = asyncio.get_running_loop(), []
+        call = loop.call_soon_threadsafe
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *args: [woken.append(args), call(*args)])
+        with Batcher(served) as batcher:
+            tasks = [asyncio.create_task(batcher.answer(history(0)))]
+            while not watched.begun.is_set():
+                await asyncio.sleep(0.01)
+            tasks += [asyncio.create_task(batcher.answer(of, 5)) for of in (history(1), wrong, history(2), history(4))]
+            await asyncio.sleep(0.01)
+            tasks[3].cancel()
+            await asyncio.sleep(0.01)
+            watched.gate.set()
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert len(woken) == 2
+        return found
+
+    served = model()
+    found = asyncio.run(main())
+    assert watched.sizes == [1, 3, 1, 1, 1]  # of four that waited one was cancelled, and one fails alone
+    assert [item for item, _ in found[1]] == [item for item, _ in recommend(served, [history(1)], 5)[0]]
+    assert [type(each) for each in found] == [list, list, TypeError, asyncio.CancelledError, list]
+
+
 def test_times_of_some_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch)
     served = CLRec(ITEMS, dim=16, time_cuts=(1.0, 10.0), seed=0).eval()
@@ -107,7 +136,7 @@ def test_the_end_of_the_block_waits_for_answers(monkeypatch: pytest.MonkeyPatch)
     watched.gate.set()
     served = model().train()
     batcher = Batcher(served, batch=2, fallback=Popularity(np.arange(61), ITEMS))
-    with pytest.raises(RuntimeError, match="inside the `with` block"):
+    with pytest.raises(RuntimeError, match="inside the `with` block, got one outside"):
         batcher.submit(history(0))
     for _ in range(2):  # a batcher may be used again
         with batcher:
