@@ -37,9 +37,11 @@ wheels: .venv/fastcl-release
 	$(BIN)/python -m building.wheels --twice
 
 # Installs the wheels in dist/ where they can run here and runs the losses' tests there; goes on where it was stopped.
-# PYTHONS: NAME=COMMAND of other Pythons that have torch, pytest and hypothesis, with ; between them.
+# PYTHONS, EMULATED: NAME=COMMAND of other Pythons that have pip, torch, pytest, hypothesis and safetensors, with ;
+# between them; building/try_wheels.py tells more.
 check-wheels: .venv/fastcl-release
 	IFS=';'; set --; for command in $$PYTHONS; do set -- "$$@" --python "$$command"; done; \
+		for command in $$EMULATED; do set -- "$$@" --emulated "$$command"; done; \
 		$(BIN)/python -m building.try_wheels "$$@"
 
 suite: .venv/fastcl-test

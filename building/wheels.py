@@ -3,17 +3,21 @@
     python -m building.wheels [--only linux-aarch64,none] [--twice] [--output dist]
 
 Every wheel is built from the unpacked sdist, so that the sdist must be complete. The same sources give the same bytes,
-which --twice proves by a second build in another folder. The output folder then also holds SHA256SUMS.
+which --twice proves by a second build of each archive in another folder. The output folder then also holds SHA256SUMS.
 """
 
 import argparse
+import gzip
 import hashlib
+import io
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from building.check import problems
@@ -27,7 +31,10 @@ EPOCH = "315532800"
 
 def call_backend(function: str, source: Path, output: Path, platform: str = "") -> Path:
     """Calls a hook of the build backend, as a build front end does, and returns the archive that it made."""
-    settings = {"FASTCL_PLATFORM": platform, "FASTCL_CUDA": "0", "SOURCE_DATE_EPOCH": EPOCH, "PYTHONHASHSEED": "0"}
+    settings = {
+        "FASTCL_PLATFORM": platform, "FASTCL_CUDA": "0", "FASTCL_WERROR": "1",
+        "SOURCE_DATE_EPOCH": EPOCH, "PYTHONHASHSEED": "0",
+    }  # fmt: skip
     code = f"from building import backend; print(backend.{function}({str(output)!r}))"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -43,6 +50,24 @@ def call_backend(function: str, source: Path, output: Path, platform: str = "") 
     return output / done.stdout.splitlines()[-1]
 
 
+def build_sdist(output: Path) -> Path:
+    sdist = call_backend("build_sdist", ROOT, output)
+    repack(sdist)
+    return sdist
+
+
+def repack(sdist: Path) -> None:
+    """Takes out of an sdist what differs between two checkouts: dates, owners, modes, the order of the files."""
+    packed = io.BytesIO()
+    with tarfile.open(sdist) as archive, tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as anew:
+        for member in sorted(archive.getmembers(), key=lambda member: member.name):
+            plain = tarfile.TarInfo(member.name)
+            plain.size, plain.type, plain.mtime = member.size, member.type, int(EPOCH)
+            plain.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            anew.addfile(plain, archive.extractfile(member))
+    sdist.write_bytes(gzip.compress(packed.getvalue(), mtime=int(EPOCH)))
+
+
 def build(sdist: Path, platform: str, output: Path) -> Path:
     """The wheel of a platform, built from an sdist in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
@@ -56,9 +81,9 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def same_again(wheel: Path, sdist: Path, platform: str) -> bool:
+def same_again(archive: Path, make: Callable[[Path], Path]) -> bool:
     with tempfile.TemporaryDirectory() as folder:
-        return digest(build(sdist, platform, Path(folder))) == digest(wheel)
+        return digest(make(Path(folder))) == digest(archive)
 
 
 def main() -> None:
@@ -73,14 +98,16 @@ def main() -> None:
 
     shutil.rmtree(args.output, ignore_errors=True)
     args.output.mkdir(parents=True)
-    sdist = call_backend("build_sdist", ROOT, args.output.resolve())
+    sdist = build_sdist(args.output.resolve())
+    makers: list[Callable[[Path], Path]] = [build_sdist, *(partial(build, sdist, name) for name in names)]
     found = []
-    for name in names:
-        wheel = build(sdist, name, args.output.resolve())
-        found += [f"{wheel.name}: {problem}" for problem in problems(wheel)]
-        if args.twice and not same_again(wheel, sdist, name):
-            found.append(f"{wheel.name}: expected the same bytes from a second build")
-        print(f"{wheel.name}  {wheel.stat().st_size / 1e6:.2f} MB", flush=True)
+    for make in makers:
+        archive = sdist if make is build_sdist else make(args.output.resolve())
+        if archive.suffix == ".whl":
+            found += [f"{archive.name}: {problem}" for problem in problems(archive)]
+        if args.twice and not same_again(archive, make):
+            found.append(f"{archive.name}: expected the same bytes from a second build")
+        print(f"{archive.name}  {archive.stat().st_size / 1e6:.2f} MB", flush=True)
     archives = sorted(path for path in args.output.iterdir())
     (args.output / "SHA256SUMS").write_text("".join(f"{digest(path)}  {path.name}\n" for path in archives))
     if found:

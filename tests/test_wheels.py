@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import runpy
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks import arm_loops
-from building import check, platforms, try_wheels
+from building import check, platforms, try_wheels, wheels
 from building.binary import Binary, read
 from fastcl._library import LIBRARY
 
@@ -147,15 +149,77 @@ def test_facts_of_a_place_are_those_of_its_selftest() -> None:
     assert try_wheels.facts("Traceback") == "unknown"
 
 
-def test_another_python_is_asked_for_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    *_, same = try_wheels.places([f"This one={sys.executable} -I"])
+def test_another_python_is_asked_for_its_system_and_machine() -> None:
+    own = f"This one={sys.executable} -I"
+    *_, same = try_wheels.places([own], [])
     assert (same.name, same.python, same.tests) == ("This one", [sys.executable, "-I"], try_wheels.SOME)
-    assert same.wheel == f"{os.uname().machine}.whl"
-    monkeypatch.setattr(try_wheels.platform, "machine", lambda: "another")
-    *_, emulated = try_wheels.places([f"This one={sys.executable}"])
+    assert same.wheel == f"manylinux_2_28_{os.uname().machine}.whl"
+    *_, emulated = try_wheels.places([], [own])
     assert emulated.tests == try_wheels.FEW
+    tests = try_wheels.steps(emulated)["tests of losses"]
+    assert try_wheels.PROPERTY_TESTS in tests
+    assert tests[-3:] == try_wheels.FEW["losses"]
+    windows = "print('Windows AMD64'.lower().capitalize())"
+    *_, other = try_wheels.places([f'wine={sys.executable} -c "{windows}"'], [])
+    assert other.wheel == "win_amd64.whl"
     with pytest.raises(SystemExit, match="--python: expected NAME=COMMAND of a Python, got This one="):
-        list(try_wheels.places([f"This one={sys.executable} -c 1/0 ;"]))
+        list(try_wheels.places([f"This one={sys.executable} -c 1/0 ;"], []))
+
+
+def test_every_test_file_of_a_place_exists() -> None:
+    for tests in (try_wheels.LOSSES, try_wheels.SOME, try_wheels.FEW):
+        assert [file for file, *_ in tests.values() if not (ROOT / file).exists()] == []
+
+
+def test_a_place_goes_on_with_the_steps_that_have_not_passed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = "print('torch  2.0+cpu\\npython  CPython 3.9\\nsystem  X, arm64, 2\\nisas  sse\\nall good; x')"
+    commands = {
+        "self-test": ["-c", said],
+        "snippet": ["-c", "raise SystemExit(print('FAILED tests/x.py::test_y - no') or 1)"],
+        "tests of losses": ["-c", "print('== 3 passed, 1 skipped in 2.0s ==')"],
+        "tests of isa": ["-c", "print('1,204 passed in 2.0s'.replace(',', ''))"],
+    }
+    monkeypatch.setattr(try_wheels, "installed", lambda *rest: ([sys.executable], {}))
+    monkeypatch.setattr(try_wheels, "steps", lambda place: commands)
+    place = try_wheels.Place("here", "any.whl")
+    before = {"good": True, "said": "kept", "counts": {"passed": 3, "skipped": 1}}
+    failed = {"good": False, "said": "failed"}
+    planned = [*commands, "epoch", "tests of soft"]
+    done: dict[str, Any] = {"wheel": "0", "facts": "unknown", "planned": planned}
+    done["steps"] = {"tests of losses": before, "snippet": failed}
+    assert list(try_wheels.tried(place, tmp_path, "2.13.0", done)) == ["self-test", "snippet", "tests of isa"]
+    assert done["steps"]["tests of losses"] is before
+    assert done["steps"]["snippet"] == {"good": False, "said": "failed, tests/x.py::test_y"}
+    assert try_wheels.row("here", done) == {
+        "place": "here", "with": "CPython 3.9, torch 2.0+cpu, arm64, instruction sets: sse", "self-test": "all good",
+        "README": "failed, tests/x.py::test_y", "one epoch": "not run",
+        "losses' tests": "1,207 passed, 1 skipped, not run: soft",
+    }  # fmt: skip
+
+
+def test_the_first_snippet_of_the_readme_runs() -> None:
+    code = try_wheels.snippet()
+    assert code.startswith("import torch, fastcl")
+    outside = code.replace(repr(str(ROOT)), "'nowhere'")
+    done = subprocess.run([sys.executable, "-c", outside], text=True, capture_output=True, check=False)
+    assert (done.stdout, done.returncode) == ("ran\n", 0), done.stderr
+
+
+def test_a_repacked_sdist_depends_on_its_files_alone(tmp_path: Path) -> None:
+    def pack(name: str, date: int, *files: str) -> bytes:
+        with tarfile.open(tmp_path / name, "w:gz") as archive:
+            for file in files:
+                member = tarfile.TarInfo(file)
+                member.size, member.mtime, member.uname, member.mode = len(file), date, name, 0o600 | date
+                archive.addfile(member, io.BytesIO(file.encode()))
+        wheels.repack(tmp_path / name)
+        return (tmp_path / name).read_bytes()
+
+    assert pack("a", 4, "x/b", "x/a") == pack("b", 0, "x/a", "x/b") != pack("c", 0, "x/a", "x/c")
+    with tarfile.open(tmp_path / "a") as archive:
+        content = archive.extractfile("x/b")
+        assert content is not None
+        assert content.read() == b"x/b"
 
 
 ASSEMBLY = """\
