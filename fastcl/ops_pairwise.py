@@ -167,28 +167,57 @@ class _Gradients(Function):
         return tuple(g if needed else None for g, needed in zip(found, ctx.needs_input_grad, strict=True))
 
 
-class _SoftplusSum(Function):
+def _save(ctx: Any, keys: bool, query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor,
+          row_id: Tensor, col_id: Tensor, *sums: Tensor) -> None:  # fmt: skip
+    if not keys:
+        key = bias = col_id = none_for(query)  # frozen columns: see ops.py
+    ctx.save_for_backward(query, key, scale, offset, bias, row_id, col_id, *sums)
+
+
+def _pull_back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of the first five inputs, None for those that need none."""
+    needs = tuple(ctx.needs_input_grad[:5])
+    args = (needs, ctx.factor, grad.contiguous(), *ctx.saved_tensors)
+    found = _Gradients.apply(*args) if torch.is_grad_enabled() else _gradients(backward_op, *args)
+    return tuple(g if needed else None for g, needed in zip(found, needs, strict=True))
+
+
+class _Eager(Function):
+    """For plain autograd and compiled code."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, scale: Tensor, offset: Tensor, bias: Tensor, given: Any) -> Any:
+        row_id, col_id, ctx.factor, *_ = given
+        total, *sums = forward_op(query, key, scale, offset, bias, *given)
+        needs = ctx.needs_input_grad
+        _save(ctx, needs[1] or needs[4], query, key, scale, offset, bias, row_id, col_id, *sums)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return *_pull_back(ctx, grad), None
+
+
+class _Functorch(Function):
+    """`_Eager` for torch.func, which needs `setup_context`: that and the sums as outputs cost 20 us per call."""
+
     generate_vmap_rule = True
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        return forward_op(*inputs[:-1])
+        return forward_op(*inputs, True, *PLAIN)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        query, key, scale, offset, bias, row_id, col_id, ctx.factor, *_, keep = inputs
+        *tensors, ctx.factor = inputs
         sums = output[1:]
         ctx.mark_non_differentiable(*sums)
-        if not (keep or ctx.needs_input_grad[1] or ctx.needs_input_grad[4]):
-            key = bias = col_id = none_for(query)  # frozen columns: see ops.py
-        ctx.save_for_backward(query, key, scale, offset, bias, row_id, col_id, *sums)
+        # Frozen keys are saved too: torch.func often takes second derivatives, and its functions overwrite no tensors.
+        _save(ctx, True, *tensors, *sums)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
-        needs = tuple(ctx.needs_input_grad[:5])
-        args = (needs, ctx.factor, grad.contiguous(), *ctx.saved_tensors)
-        found = _Gradients.apply(*args) if torch.is_grad_enabled() else _gradients(backward_op, *args)
-        return *(g if needed else None for g, needed in zip(found, needs, strict=True)), *(None,) * 8
+        return *_pull_back(ctx, grad), *(None,) * 3
 
 
 _NAMES = ("query", "key", "scale", "offset", "bias", "row_id", "col_id", "weight")
@@ -256,8 +285,10 @@ def softplus_sum_expecting(
     learns = torch.is_grad_enabled()
     if not transformed and not (learns and any([t.requires_grad for t in tensors[:5]])):
         return forward_op(*tensors, factor, False, False, False, weight)[0]
-    row_grad = learns and any(t.requires_grad for t in (query, scale_t, *tensors[3:4]))
+    if transformed:
+        return _Functorch.apply(*tensors, factor)[0]
+    row_grad = any([t.requires_grad for t in (query, scale_t, tensors[3])])
     # Only the kernels for the CPU sum over columns in the forward pass.
-    expecting = learns and expected is not None and query.is_cpu and not (transformed or fallback.FORCED)
+    expecting = expected is not None and query.is_cpu and not fallback.FORCED
     sums = expecting and key.requires_grad, expecting and tensors[4].requires_grad
-    return _SoftplusSum.apply(*tensors, factor, row_grad or transformed, *sums, weight, transformed)[0]
+    return _Eager.apply(*tensors[:5], (*tensors[5:], factor, row_grad, *sums, weight))
