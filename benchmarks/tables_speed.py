@@ -250,6 +250,22 @@ def ceiling(unit: str) -> str:
     return f"{results('ceilings-cpu')[unit]:,.0f}"
 
 
+def bf16() -> str:
+    return markdown(
+        [
+            {name: row[name] for name in ("N x M x D", "pass", "float32, ms", "bfloat16, ms")}
+            | {name: row[name] for name in ("float32, share of its ceiling", "bfloat16, share of its ceiling")}
+            | {
+                "bfloat16 / float32": row["bfloat16 / float32"],
+                "modelled for AMD": row["imitated bfloat16 / float32"],
+                "bfloat16 by AVX-512 / float32": row["bfloat16 by float32 / float32"],
+                "float16 / float32": row["float16 / float32"],
+            }
+            for row in results("bf16")["rows"]
+        ]
+    )
+
+
 def instructions() -> str:
     return markdown(
         [
@@ -325,6 +341,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pairs": pairs,
     "machine pairs": partial(machine, "contrast-cpu-pairs"),
     "overhead": overhead,
+    "bf16": bf16,
     "instructions": instructions,
     "us forward": partial(call, "forward"),
     "us with backward": partial(call, "forward+backward"),
