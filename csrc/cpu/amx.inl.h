@@ -21,8 +21,9 @@ struct Amx {
   using T = float;
   static constexpr int64_t kRows = 32, kColumns = 32, kCell = kRows * kColumns;
   static constexpr int64_t kStrip = 128;  // so that the three parts of a tile's weights fit the first-level cache
-  // Factors are applied to the products: 16-bit data times a factor would need more parts.
-  static constexpr bool kRaw = true;
+  // With kRaw factors are applied to the products: 16-bit data times a factor would need more parts. The three parts of
+  // a float32 hold its product with a factor.
+  static constexpr bool kRaw = kData < 3;
   static constexpr bool kLimits = false;  // every weight has all three parts
   // By tiles, computing similarities again is faster than reading kept weights back from beyond the second-level cache.
   static constexpr int64_t kLeastKeptRows = 256, kKeptBytes = 12 << 20;
@@ -47,13 +48,13 @@ struct Amx {
   }
   static void end() { __asm__ volatile("tilerelease"); }
 
-  static bool pack_rows(Matrix m, const T*, int64_t features, int64_t first, int64_t count, T* rows) {
+  static bool pack_rows(Matrix m, const T* factor, int64_t features, int64_t first, int64_t count, T* rows) {
     Range range;
     for (int64_t step = 0; step < steps(features); ++step) {
       for (int64_t r = 0; r < kRows; ++r) {
         float* to = rows + (2 * step + r / 16) * kData * kTileElements + r % 16 * 16;
         if (r < count) {
-          pairs_of_row(m, features, first + r, step * 32, to, kTileElements, range);
+          pairs_of_row(m, factor, features, first + r, step * 32, to, kTileElements, range);
         } else {
           for (int part = 0; part < kData; ++part) store(to + part * kTileElements, Vec<float>{});
         }
@@ -62,14 +63,14 @@ struct Amx {
     return range.wild();
   }
 
-  static bool pack_panel(Matrix m, const T*, int64_t features, int64_t first, int64_t count, T* panel) {
+  static bool pack_panel(Matrix m, const T* factor, int64_t features, int64_t first, int64_t count, T* panel) {
     Range range;
     for (int64_t step = 0; step < steps(features); ++step) {
       for (int64_t side = 0; side < 2; ++side) {
         alignas(64) float pairs[kData][16][16];
         for (int64_t c = 0; c < 16; ++c) {
           if (side * 16 + c < count) {
-            pairs_of_row(m, features, first + side * 16 + c, step * 32, pairs[0][c], kTileElements, range);
+            pairs_of_row(m, factor, features, first + side * 16 + c, step * 32, pairs[0][c], kTileElements, range);
           } else {
             for (int part = 0; part < kData; ++part) store(pairs[part][c], Vec<float>{});
           }
@@ -100,20 +101,23 @@ struct Amx {
   }
 
   static inline __attribute__((always_inline)) Vec<T> read(const Result& x, int64_t row, int side, T factor) {
-    return load(x.c[row / 16 * 2 + side] + row % 16 * 16) * factor;
+    const Vec<T> product = load(x.c[row / 16 * 2 + side] + row % 16 * 16);
+    return kRaw ? product * factor : product;
   }
 
-  // Rows i and i + 16 of a step make a pair; rows beyond `count` are zeros. `accumulate` applies factor and extra.
-  static bool pack_values(Matrix m, const T*, const T*, int64_t features, int64_t first, int64_t count, int64_t stride,
-                          T* values) {
+  // Rows i and i + 16 of a step make a pair; rows beyond `count` are zeros. `accumulate` applies extra, and with kRaw the
+  // factor, whose first element belongs to row `first`.
+  static bool pack_values(Matrix m, const T* factor, const T*, int64_t features, int64_t first, int64_t count,
+                          int64_t stride, T* values) {
     Range range;
+    const T* own = factor != nullptr ? factor - first : nullptr;
     const int64_t blocks = steps(stride);
     for (int64_t step = 0; step < steps(count); ++step) {
       for (int64_t i = 0; i < 16; ++i) {
         const int64_t low = step * 32 + i, high = low + 16;
         for (int64_t d = 0; d < features; d += 16) {
-          const Vec<float> a = low < count ? part_of_row(m, features, first + low, d) : Vec<float>{};
-          const Vec<float> b = high < count ? part_of_row(m, features, first + high, d) : Vec<float>{};
+          const Vec<float> a = low < count ? part_of_row(m, own, features, first + low, d) : Vec<float>{};
+          const Vec<float> b = high < count ? part_of_row(m, own, features, first + high, d) : Vec<float>{};
           range.meet(a);
           range.meet(b);
           float* to = values + ((d / 32 * blocks + step) * kData * 2 + d / 16 % 2) * kTileElements + i * 16;
@@ -134,7 +138,7 @@ struct Amx {
     const int64_t stride = whole_panels(features + (extra != nullptr ? 1 : 0));
     float* parts = values + steps(features + (extra != nullptr ? 1 : 0)) * blocks * kData * 2 * kTileElements;
     Vec<T> factors[kStrip / 32][2];
-    for (int64_t step = 0; step < used; ++step) {
+    for (int64_t step = 0; kRaw && step < used; ++step) {
       // Beyond the last column weights are zero, and factors must not be read.
       for (int64_t side = 0; side < 2; ++side) {
         const int64_t at = step * 32 + side * 16;
@@ -148,9 +152,11 @@ struct Amx {
       for (int64_t line = from; line < to; ++line) {
         const int64_t step = line / kRows, r = line % kRows;
         const T* w = weights + (step * tiles + tile) * kCell + r * 32;
-        split_pairs<3>(load(w) * factors[step][0], load(w + 16) * factors[step][1],
-                       parts + tile % 2 * size + step * 6 * kTileElements + r / 16 * 3 * kTileElements + r % 16 * 16,
-                       kTileElements);
+        const Vec<T> a = kRaw ? load(w) * factors[step][0] : load(w);
+        const Vec<T> b = kRaw ? load(w + 16) * factors[step][1] : load(w + 16);
+        split_pairs<3, false>(
+            a, b, parts + tile % 2 * size + step * 6 * kTileElements + r / 16 * 3 * kTileElements + r % 16 * 16,
+            kTileElements);
       }
     };
     split(0, 0, lines);
@@ -188,9 +194,10 @@ struct Amx {
   }
 
   // Left operand of sum_columns: [tile of 16 features][step of rows][part][16 features x 32 rows].
-  static bool pack_column_values(Matrix m, const T*, const T*, int64_t features, int64_t first, int64_t count,
+  static bool pack_column_values(Matrix m, const T* factor, const T*, int64_t features, int64_t first, int64_t count,
                                  int64_t tiles, T* values) {
     Range range;
+    const T* own = factor - first;
     const int64_t row_steps = steps(tiles * kRows);
     for (int64_t d = 0; d < 2 * steps(features); ++d) {
       for (int64_t step = 0; step < row_steps; ++step) {
@@ -198,7 +205,7 @@ struct Amx {
         for (int64_t r = 0; r < 32; ++r) {
           const int64_t row = step * 32 + r;
           v[r / 16][r % 16] =
-              row < count && d * 16 < features ? part_of_row(m, features, first + row, d * 16) : Vec<float>{};
+              row < count && d * 16 < features ? part_of_row(m, own, features, first + row, d * 16) : Vec<float>{};
           range.meet(v[r / 16][r % 16]);
         }
         transpose<float>(v[0]);
@@ -221,9 +228,9 @@ struct Amx {
       for (; lines < end; ++lines) {
         const int64_t step = lines / 16, i = lines % 16, low = step * 32 + i, high = low + 16;
         for (int side = 0; side < 2; ++side) {
-          const Vec<T> a = load(weights + low * 32 + side * 16) * factor[low];
-          const Vec<T> b = load(weights + high * 32 + side * 16) * factor[high];
-          split_pairs<3>(a, b, parts + (step * 6 + side) * kTileElements + i * 16, 2 * kTileElements);
+          const Vec<T> a = load(weights + low * 32 + side * 16), b = load(weights + high * 32 + side * 16);
+          float* to = parts + (step * 6 + side) * kTileElements + i * 16;
+          split_pairs<3, false>(kRaw ? a * factor[low] : a, kRaw ? b * factor[high] : b, to, 2 * kTileElements);
         }
       }
     };
@@ -276,16 +283,17 @@ struct Amx {
   }
 
  private:
-  static Vec<float> part_of_row(Matrix m, int64_t features, int64_t row, int64_t d) {
+  static Vec<float> part_of_row(Matrix m, const T* factor, int64_t features, int64_t row, int64_t d) {
     Vec<float> x = {};
     with_row(m, features, row, [&](const auto* p) { x = load_some<float>(p + d, features - d); });
-    return x;
+    return kRaw || factor == nullptr ? x : x * factor[row];
   }
 
   // Writes features [d, d + 32) of one row as 16 pairs; part k goes to out + k * step.
-  static void pairs_of_row(Matrix m, int64_t features, int64_t row, int64_t d, float* out, int64_t step, Range& range) {
-    const Vec<float> a = part_of_row(m, features, row, d);
-    const Vec<float> b = d + 16 < features ? part_of_row(m, features, row, d + 16) : Vec<float>{};
+  static void pairs_of_row(Matrix m, const T* factor, int64_t features, int64_t row, int64_t d, float* out,
+                           int64_t step, Range& range) {
+    const Vec<float> a = part_of_row(m, factor, features, row, d);
+    const Vec<float> b = d + 16 < features ? part_of_row(m, factor, features, row, d + 16) : Vec<float>{};
     range.meet(a);
     range.meet(b);
     split_pairs<kData>(a, b, out, step);

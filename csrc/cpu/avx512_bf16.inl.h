@@ -52,6 +52,9 @@ struct Pairs : Fma<float, MultiplyAddPairs> {
     });
   }
 
+  // One bit per lane in which a is greater.
+  static __mmask16 above(Vec<T> a, Vec<T> b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ); }
+
   // Rows 2 i and 2 i + 1 make a pair. `accumulate` applies factor and extra.
   static bool pack_values(Matrix m, const T*, const T*, int64_t features, int64_t first, int64_t count, int64_t stride,
                           T* values) {
@@ -94,7 +97,7 @@ struct Pairs : Fma<float, MultiplyAddPairs> {
         for (int64_t r = 0; r < kRows; ++r) {
           const Vec<T> a = load(w + r * kColumns), b = load(w + r * kColumns + kLanes<T>);
           const Vec<T> most = splat(limit[tile * kRows + r]);
-          met |= uint64_t{bits_greater(a, most)} | uint64_t{bits_greater(b, most)} << kLanes<T>;
+          met |= uint64_t{above(a, most)} | uint64_t{above(b, most)} << kLanes<T>;
           store(one + r * kSteps, f != nullptr ? rounded(a * f[0], b * f[1]) : rounded(a, b));
         }
         if (met == 0) continue;

@@ -21,16 +21,20 @@ struct Range {
 // the weights of two panels.
 template <class P>
 void add_extra(const float* weights, int64_t next, int64_t columns, const float* extra, int64_t stride, float* out) {
-  constexpr int64_t L = kLanes<float>;
+  constexpr int64_t L = kLanes<float>, kPanels = P::kStrip / P::kColumns;
   static_assert(P::kColumns == 2 * L, "a row of a panel is two vectors");
+  Vec<float> e[kPanels][2] = {};
   for (int64_t first = 0; first < columns; first += P::kColumns) {
     const int64_t left = columns - first;
-    const Vec<float> e0 = load_some<float>(extra + first, left);
-    const Vec<float> e1 = left > L ? load_some<float>(extra + first + L, left - L) : Vec<float>{};
-    for (int64_t r = 0; r < P::kRows; ++r) {
-      const float* w = weights + r * P::kColumns;
-      out[r * stride] += sum_lanes<float>(load(w) * e0 + load(w + L) * e1);
+    e[first / P::kColumns][0] = load_some<float>(extra + first, left);
+    if (left > L) e[first / P::kColumns][1] = load_some<float>(extra + first + L, left - L);
+  }
+  for (int64_t r = 0; r < P::kRows; ++r) {
+    Vec<float> sum = {};
+    for (int64_t panel = 0; panel * P::kColumns < columns; ++panel) {
+      const float* w = weights + panel * next + r * P::kColumns;
+      sum += load(w) * e[panel][0] + load(w + L) * e[panel][1];
     }
-    weights += next;
+    out[r * stride] += sum_lanes<float>(sum);
   }
 }

@@ -54,7 +54,7 @@ struct Memory : Walk<P> {
     factor = s.take(count);
     cap = pass.row_cap != nullptr ? s.take(count) : nullptr;
     limit = P::kLimits && part.out != nullptr ? s.take(count) : nullptr;
-    tag = reinterpret_cast<Tag<T>*>(s.take(count));
+    tag = reinterpret_cast<Tag<T>*>(s.take(count + kLanes<T>));  // see PanelColumns::meets
     elements = s.used;
   }
 };
@@ -77,6 +77,7 @@ void load_rows(const Pass<typename P::T>& pass, const Part<typename P::T>& part,
     if (w.cap != nullptr) w.cap[i] = real ? pass.row_cap[row] : T(0);
     w.tag[i] = real && pass.row_id != nullptr ? tag_of<T>(pass.row_id[row]) : 0;
   }
+  __builtin_memset(w.tag + w.tiles * P::kRows, 0, kLanes<T> * sizeof(T));
 }
 
 // Sets to -inf the similarities of the columns whose id is the row's. `met` has a bit for each column of the panel
@@ -96,16 +97,20 @@ template <class P>
 struct PanelColumns {
   using T = typename P::T;
   bool factors, shifts, tags, partial;
+  bool special;  // something must be done to similarities before they are weighed, apart from tags
   Vec<T> factor[2] = {}, shift[2] = {}, cap[2] = {};
   Mask<T> beyond[2] = {};  // in a partial panel, the lanes beyond the last column
   Mask<T> tag[2];
+  Mask<T> lowest = {}, highest = {};  // of the tags, in all lanes
 
-  PanelColumns(const Columns<T>& columns, int64_t panel) {
+  PanelColumns(const Pass<T>& pass, int64_t panel) {
+    const Columns<T>& columns = pass.columns;
     const int64_t first = panel * P::kColumns, left = columns.count - first;
     factors = P::kRaw && columns.factor != nullptr;
     shifts = columns.shift != nullptr;
     tags = columns.tag != nullptr;
     partial = left < P::kColumns;
+    special = factors || shifts || partial || pass.row_shift != nullptr;
     for (int i = 0; i < 2; ++i) {
       const int64_t at = first + i * kLanes<T>;
       if (factors) factor[i] = load_some<T>(columns.factor + at, left - i * kLanes<T>);
@@ -114,15 +119,43 @@ struct PanelColumns {
       if (columns.cap != nullptr) cap[i] = load(columns.cap + at);
       for (int64_t c = 0; partial && c < kLanes<T>; ++c) beyond[i][c] = i * kLanes<T> + c < left ? 0 : -1;
     }
+    if (!tags) return;
+    Lane<T> low = tag[0][0], high = low;
+    for (int64_t c = 0; c < P::kColumns; ++c) {
+      const Lane<T> one = tag[c / kLanes<T>][c % kLanes<T>];
+      low = one < low ? one : low;
+      high = one > high ? one : high;
+    }
+    lowest = low - Mask<T>{};
+    highest = high - Mask<T>{};
+  }
+
+  // Whether the tag of one of a tile's rows is that of one of the columns. Asked for all rows together, because tags are
+  // rarely equal, and first whether one is between the lowest and the highest of the columns, because often the columns
+  // are in the order of their ids. Reads a vector from the last row on.
+  bool meets(const Tag<T>* rows) const {
+    const Mask<T> all = ~Mask<T>{};
+    uint32_t within = 0;
+    for (int64_t r = 0; r < P::kRows; r += kLanes<T>) {
+      Mask<T> tags;
+      __builtin_memcpy(&tags, rows + r, sizeof tags);
+      within |= bits_equal((Mask<T>)(tags >= lowest) & (Mask<T>)(tags <= highest), all);
+    }
+    if (within == 0) return false;
+    Mask<T> equal = {};
+    for (int64_t r = 0; r < P::kRows; ++r) {
+      equal |= (Mask<T>)(tag[0] == rows[r] - Mask<T>{}) | (Mask<T>)(tag[1] == rows[r] - Mask<T>{});
+    }
+    return bits_equal(equal, all) != 0;
   }
 };
 
-// One row of a tile, from similarities to weights. kCap: the rows or the columns have caps.
-template <class P, class Reducer, bool kCap>
-inline __attribute__((always_inline)) void weigh_row(const Pass<typename P::T>& pass, const Part<typename P::T>& part,
-                                                     const PanelColumns<P>& columns, Memory<P>& w, int64_t row,
-                                                     int64_t panel, int64_t first, Vec<typename P::T> x0,
-                                                     Vec<typename P::T> x1) {
+// What may be done to the similarities of one row of a tile before they are weighed. kCap: the rows or the columns have
+// caps.
+template <class P, bool kCap>
+inline __attribute__((always_inline)) void change_row(const Pass<typename P::T>& pass, const Part<typename P::T>& part,
+                                                      const PanelColumns<P>& columns, const Memory<P>& w, int64_t row,
+                                                      int64_t panel, Vec<typename P::T>& x0, Vec<typename P::T>& x1) {
   using T = typename P::T;
   if (columns.factors) {
     x0 *= columns.factor[0];
@@ -164,7 +197,6 @@ inline __attribute__((always_inline)) void weigh_row(const Pass<typename P::T>& 
       x1 = load(x + kLanes<T>);
     }
   }
-  Reducer::weigh(w, row, panel - first, x0, x1);
 }
 
 template <class P>
@@ -207,15 +239,18 @@ void walk(const Pass<typename P::T>& pass, const Part<typename P::T>& part, type
     const int64_t row_elements = P::row_elements(pass.features), panel_elements = P::panel_elements(pass.features);
     P::issue(w.rows, panels, pass.features, [](int64_t, int64_t) {});
     for (int64_t panel = first; panel < end; ++panel) {
-      const PanelColumns<P> known(columns, panel);
+      const PanelColumns<P> known(pass, panel);
       const T* packed = panels + (panel - first) * panel_elements;
       for (int64_t tile = 0; tile < w.tiles; ++tile) {
         typename P::Result x;
         P::take(w.rows + tile * row_elements, packed, pass.features, x);
+        const Cell<P> cell(w, tile, panel - first);
+        const bool change = kCap || known.special || (known.tags && known.meets(w.tag + tile * P::kRows));
         const auto weigh_one = [&](int64_t r) __attribute__((always_inline)) {
           const int64_t row = tile * P::kRows + r;
-          weigh_row<P, Reducer, kCap>(pass, part, known, w, row, panel, first, P::read(x, r, 0, w.factor[row]),
-                                      P::read(x, r, 1, w.factor[row]));
+          Vec<T> x0 = P::read(x, r, 0, w.factor[row]), x1 = P::read(x, r, 1, w.factor[row]);
+          if (change) change_row<P, kCap>(pass, part, known, w, row, panel, x0, x1);
+          Reducer::weigh(w, cell, r, x0, x1);
         };
         int64_t next = 0;
         const auto weigh_rows = [&](int64_t done, int64_t total) __attribute__((always_inline)) {

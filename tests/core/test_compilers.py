@@ -62,3 +62,21 @@ def test_exp2_is_as_exact_as_its_comment_says() -> None:
             (printed, rounded, double), map(_worst_error, (coefficients, as_float, taylor)), strict=True
         ):
             assert Decimal("0.95") <= error / said <= Decimal("1.05"), (said, error)
+
+
+def test_log2_is_as_exact_as_its_comment_says() -> None:
+    source = (ROOT / "csrc/cpu/reducer.inl.h").read_text()
+    said = Decimal(re.search(r"a minimax polynomial times t, with a relative error of (\S+);", source)[1])
+    body = re.search(r"log2_1p\(Vec<float> t\) \{(.*?)\n\}", source, re.S)[1]
+    found = re.findall(r"(splat\(|\+ |- )([\d.]+)f", body)
+    coefficients = [Decimal(torch.tensor(float(c)).item()) * (-1 if sign == "- " else 1) for sign, c in found]
+    assert len(coefficients) == 9
+    with decimal.localcontext() as context:
+        context.prec = 40
+        worst = Decimal(0)
+        for t in (Decimal(i) / 400 for i in range(1, 401)):
+            p = Decimal(0)
+            for c in coefficients:
+                p = p * t + c
+            worst = max(worst, abs(p * t / ((1 + t).ln() / Decimal(2).ln()) - 1))
+    assert Decimal("0.9") <= worst / said <= Decimal("1.1"), (said, worst)
