@@ -13,6 +13,7 @@ other. Columns:
     lean /          the same for the leanest eager form (one matrix product and cross_entropy, no copies)
     lean compile /  the same for the leanest eager form under torch.compile
     others          the same for the forms in peers.py; fastcl normalises the rows where the other form does
+    of the ceiling  the least time that the products can take, by the rates of ceilings.cpp, divided by fastcl's time
 A target stands in brackets behind its figure. "-": the form does not compute this loss, or not at this size. With
 --output PATH, PATH.json and PATH.md (the table) are written.
 """
@@ -26,6 +27,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import ceilings
 from benchmarks.cases import CASES, Case, Inputs, fused, inputs, lean, textbook
 from benchmarks.common import (
     all_thread_counts,
@@ -127,7 +129,7 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
         sign = "<=" if column in OVER else ">="
         cell = f"{ratio:.2f} ({sign} {limit:.2g})" if isinstance(ratio, float) and limit is not None else ratio
         cells[f"/ {column}" if column in OVER else f"{column} /"] = cell
-    return cells | {"target": row["met"]}
+    return cells | {"of the ceiling": row["share"]} | {"target": row["met"]}
 
 
 def losing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -153,6 +155,7 @@ def main() -> None:
     columns = chosen(args.against, "--against", COLUMNS, parser)
     passes = chosen(args.passes, "--passes", PASSES, parser)
 
+    rates = ceilings.measured()
     rows: list[dict[str, Any]] = []
     for threads in args.threads:
         torch.set_num_threads(threads)
@@ -161,6 +164,7 @@ def main() -> None:
             for which in passes:
                 backward = PASSES[which]
                 seconds = alternate(candidates(case, columns, backward), args.repeats)
+                taken = statistics.median(seconds["fastcl"])
                 rows.append(
                     {
                         "case": name,
@@ -168,7 +172,8 @@ def main() -> None:
                         "what": case.what,
                         "threads": threads,
                         "pass": "forward+backward" if backward else "forward",
-                        "ms": statistics.median(seconds["fastcl"]) * 1e3,
+                        "ms": taken * 1e3,
+                        "share": ceilings.share(case, backward, threads, taken, hardware()["isa"], rates),
                         "bounds": {column: bound(case, column, backward) for column in columns},
                         **figures(case, columns, seconds, backward),
                     }
@@ -177,7 +182,8 @@ def main() -> None:
     print()
     page = report([shown(row) for row in rows], f"medians of {args.repeats} alternating repetitions")
     page += "\nSlower than a peer:\n\n" + "".join(f"- {line}\n" for line in losing(rows) or ["nowhere"])
-    publish(page, {"machine": hardware(), "repeats": args.repeats, "rows": rows}, args.output)
+    content = {"machine": hardware(), "repeats": args.repeats, "ceilings": rates, "rows": rows}
+    publish(page, content, args.output)
 
 
 if __name__ == "__main__":

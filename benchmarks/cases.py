@@ -38,8 +38,8 @@ class Case:
     kind: batch (the negatives are the other rows' positives), table (the keys are all items, the positive among them),
     shared (negatives with gradient, common to all rows), frozen (the same without gradient), queue (negatives from the
     batch and frozen ones from a queue), views (NT-Xent over N / 2 pairs), dcl (the decoupled loss over N / 2 pairs),
-    clip (batch, in both directions), pairs (SigLIP, each pair of a query and a key on its own). targets: column of
-    bench_contrast.py -> bound.
+    clip (batch, in both directions), pairs (SigLIP, each pair of a query and a key on its own), bpr and sampling (BPR
+    and negative sampling, with negatives as of shared). targets: column of bench_contrast.py -> bound.
     """
 
     n: int
@@ -82,6 +82,8 @@ CASES = {
     },
     "siglip": Case(4096, 4096, 128, "pairs", "SigLIP", targets={"lean": 1.0}),
     "siglip-small": Case(512, 512, 128, "pairs", "SigLIP, small", targets={"lean": 1.0}),
+    "bpr": Case(256, 2560, 64, "bpr", "BPR", targets={"lean": 1.0}),
+    "sampling": Case(256, 2560, 64, "sampling", "negative sampling", targets={"lean": 1.0}),
     "bf16": Case(4096, 4096, 128, "batch", "in-batch, bfloat16", dtype=torch.bfloat16, targets={"plain": 1 / 1.5}),
     "fp16": Case(4096, 4096, 128, "batch", "in-batch, float16", dtype=torch.float16, targets={"plain": 1.0}),
     "bf16-64": Case(2048, 12101, 64, "table", "table, bfloat16", dtype=torch.bfloat16, targets={"plain": 1 / 1.5}),
@@ -100,8 +102,8 @@ def inputs(case: Case) -> Inputs:
 
     n = case.n // 2 if views else case.n
     query = rows(n, True)
-    positive = rows(n, views or case.kind in ("shared", "queue"))
-    keys = rows(0 if views else case.m, case.kind in ("batch", "table", "shared", "clip", "pairs"))
+    positive = rows(n, views or case.kind in ("shared", "queue", "bpr", "sampling"))
+    keys = rows(0 if views else case.m, case.kind in ("batch", "table", "shared", "clip", "pairs", "bpr", "sampling"))
     target = torch.arange(n) if case.kind in ("batch", "clip", "pairs") else torch.randint(case.m, (n,))
     key_ids = torch.arange(case.m)
     queue = fastcl.NegativeQueue(case.m, case.d, case.dtype)
@@ -125,6 +127,8 @@ def loss_of(library: Any, case: Case, x: Inputs, normalize: bool = False) -> Ten
         return infonce(x.query, x.keys, temperature=TEMPERATURE, normalize=normalize, symmetric=True)
     if case.kind == "pairs":
         return library.siglip(x.query, x.keys, PAIR_SCALE, PAIR_BIAS)
+    if case.kind in ("bpr", "sampling"):
+        return (library.bpr if case.kind == "bpr" else library.negative_sampling)(x.query, x.positive, x.keys)
     if case.kind == "table":
         return library.linear_cross_entropy(x.query, x.keys, x.target, temperature=TEMPERATURE)
     if case.kind == "queue":
@@ -157,6 +161,13 @@ def lean_rows(case: Case, x: Inputs, begin: int, end: int) -> Tensor:
     if case.kind == "pairs":
         logits = dots * PAIR_SCALE + PAIR_BIAS
         return F.softplus(logits).sum() - logits.diagonal(begin).sum()  # softplus(-z) = softplus(z) - z
+    if case.kind in ("bpr", "sampling"):
+        pos = (query * x.positive[begin:end]).float().sum(1)
+        return (
+            F.softplus(dots - pos[:, None]).sum()
+            if case.kind == "bpr"
+            else (F.softplus(-pos) + F.softplus(dots).sum(1)).sum()
+        )
     logits = dots / TEMPERATURE
     if case.kind in ("views", "dcl"):
         row = torch.arange(begin, end)

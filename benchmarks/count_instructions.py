@@ -31,6 +31,7 @@ SHAPES = [
     Case(512, 512, 128, "batch", "in-batch"),
     Case(512, 512, 128, "views", "NT-Xent"),
     Case(512, 2048, 64, "table", "full softmax"),
+    Case(512, 2048, 128, "table", "full softmax"),  # by the difference to 64 features, what is beside the products
     Case(512, 512, 512, "batch", "in-batch, wide"),
     Case(512, 512, 128, "batch", "in-batch, bfloat16", dtype=torch.bfloat16),
     Case(512, 512, 128, "pairs", "SigLIP"),

@@ -154,7 +154,8 @@ def pairs() -> str:
     return markdown(
         [
             named(row)
-            | {"threads": row["threads"], "fastcl, ms": row["ms"], "fastcl / bare products": over(row, "products")}
+            | {"threads": row["threads"], "fastcl, ms": row["ms"], "of the ceiling": row.get("share")}
+            | {"fastcl / bare products": over(row, "products")}
             | {f"{head} / fastcl": over(row, column) for head, column in others.items()}
             for row in results("contrast-cpu-pairs")["rows"]
         ]
@@ -276,6 +277,22 @@ def instructions() -> str:
     )
 
 
+def instructions_of_a_logit() -> str:
+    """Of a full softmax: those that grow with the features, and those that every logit takes whatever its features."""
+    rows = [row for row in results("instructions")["rows"] if row["what"] == "full softmax"]
+    found = []
+    for which in ("forward", "forward+backward"):
+        few, many = (
+            row["instructions"] / (512 * 2048)
+            for features in (64, 128)
+            for row in rows
+            if row["pass"] == which and row["N x M x D"] == f"512 x 2,048 x {features}"
+        )
+        beside = 2 * few - many
+        found.append({"pass": which, "products of 64 features": few - beside, "beside the products": beside})
+    return markdown(found)
+
+
 def variants() -> str:
     return markdown(
         [
@@ -343,6 +360,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "overhead": overhead,
     "bf16": bf16,
     "instructions": instructions,
+    "instructions of a logit": instructions_of_a_logit,
     "us forward": partial(call, "forward"),
     "us with backward": partial(call, "forward+backward"),
     **{f"ceiling {unit}": partial(ceiling, unit) for unit in ("fma", "avx512_bf16", "amx")},

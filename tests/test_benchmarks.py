@@ -24,7 +24,7 @@ import torch
 from forks import ended, forked
 
 import fastcl
-from benchmarks import bench_threads_model, paired, peer_suites, tables_scale
+from benchmarks import bench_threads_model, ceilings, paired, peer_suites, tables_scale
 from benchmarks.cases import CASES, Case, fused, inputs, lean, textbook
 from benchmarks.common import hardware, median_ratio
 from benchmarks.peers import PEERS, Loss, missing
@@ -254,6 +254,24 @@ summary: 600
 def test_the_model_of_threads() -> None:
     assert bench_threads_model.model(one=100.0, serial=20.0, regions=3, empty=0.0, threads=4) == 40.0
     assert bench_threads_model.model(one=100.0, serial=100.0, regions=3, empty=2.0, threads=8) == 118.0
+
+
+def test_the_share_of_the_ceiling() -> None:
+    rates = {"fma": 100.0, "avx512_bf16": None, "amx": 1200.0}
+    case, one = Case(10, 20, 30, "pairs", ""), 10 * 20 * 30 * 1e-9  # seconds at one multiply-add per nanosecond
+
+    def least(isa: str, backward: bool, **other: object) -> float | None:
+        return ceilings.seconds(dataclasses.replace(case, **other), backward, isa, rates)
+
+    assert least("avx512", False) == pytest.approx(one / 100)
+    assert least("avx512", True) == pytest.approx(3 * one / 100)
+    assert least("avx512", True, kind="frozen") == pytest.approx(2 * one / 100)
+    assert least("avx512", True, kind="queue") == pytest.approx((2 * one + 3 * one / 2) / 100)
+    assert least("amx", True) == pytest.approx(18 * one / 1200)
+    assert least("amx", True, dtype=torch.bfloat16) == pytest.approx(7 * one / 1200)
+    assert least("baseline", True) is None
+    assert ceilings.share(case, False, 2, one / 100, "avx512", rates) == pytest.approx(0.5)
+    assert ceilings.share(case, False, 2, one / 100, "avx512", None) is None
 
 
 def test_paired_tests_are_corrected_for_all_models_and_metrics() -> None:
