@@ -3,9 +3,10 @@
     python -m benchmarks.defaults [--set ml-100k] [--model sasrec] [--data shared/data] [--states build/defaults]
 
 Leave-one-out, all items ranked, items of the history left out, one seed; validation NDCG@10 chooses the epoch. The
-default is `fit(model, split)`. TUNED has other settings, chosen on validation data among the few that SEARCHED lists.
-Those of Toys, from the search that the manifest of the ContrastVAE study tells of, are not run here: their test figures
-are in contrastvae.json. A training that was cut off goes on. Writes benchmarks/results/defaults.json.
+default is what `fastcl train` does: `fit(model, split)` of a model with its `suited` settings. TUNED has other
+settings, chosen on validation data among the few that SEARCHED lists. Those of Toys, from the search that the manifest
+of the ContrastVAE study tells of, are not run here: their test figures are in contrastvae.json. A training that was cut
+off goes on. Writes benchmarks/results/defaults.json.
 """
 
 import argparse
@@ -61,7 +62,7 @@ def measured(
     if (folder / "config.json").exists():
         history = resume(folder, split, progress=True)
     else:
-        built = make(MODELS[model], split, seed=0, **settings)
+        built = make(MODELS[model], split, seed=0, **(MODELS[model].suited(split.train) | settings))
         history = fit(built, split, out=folder, save_every=60, **plan)
     best = [line for line in history if line["best"]][-1]
     found = evaluate(load(folder), split.test)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from fastcl.recsys.data.source import Source
 from fastcl.recsys.data.splits import LeakageWarning
 from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.models import Model
-from fastcl.recsys.training import checkpoint, parts, state, validation
+from fastcl.recsys.training import checkpoint, parts, processes, state, validation
 
 # Fields of config.json that do not tell runs of different settings apart: versions, seed, data, machine.
 NO_SETTINGS = (
@@ -152,6 +152,16 @@ def repeats(split: Split) -> str | None:
         return None
     share = f"{count:,} of {len(split.test):,} test targets ({count / len(split.test):.0%})"
     return f"{share} are in their user's own history, sure misses under --seen mask; --seen keep ranks seen items too"
+
+
+def suited(model: type[Model], split: Split, chosen: Collection[str]) -> dict[str, Any]:
+    """The settings that `model` has for as many clicks as these, but for those that are `chosen`; a note tells them."""
+    found = {name: value for name, value in model.suited(split.train).items() if name not in chosen}
+    if found and processes.leads():
+        values = " ".join(f"{name}={value}" for name, value in found.items())
+        clicks = len(split.train.item) / len(split.train)
+        tell([f"{values}: for users with {clicks:.1f} clicks on average; --set has the last word"])
+    return found
 
 
 def _other_clicks(run: Run, split: Split, path: str | None) -> str | None:

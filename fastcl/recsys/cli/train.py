@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcl.recsys.cli.common import add_data_options, source_of, whole_numbers
-from fastcl.recsys.cli.runs import repeats, tell
+from fastcl.recsys.cli.runs import repeats, suited, tell
 from fastcl.recsys.evaluation.measures import WITHOUT_K
 from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.models import MODELS
@@ -93,7 +93,6 @@ def run(args: argparse.Namespace) -> None:
     args.seen = args.seen or (earlier or {}).get("seen", "mask")
     model_class = MODELS[args.model]
     options = _settings_of(earlier, args.model) | parse_settings(model_class.Config, args.set)
-    lr = model_class.learning_rate(model_class.Config(**options), args.lr)
     seeds = whole_numbers("--seed", args.seed, low=0)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seed: expected different seeds, got {args.seed}")
@@ -108,6 +107,7 @@ def run(args: argparse.Namespace) -> None:
             plan = {name: getattr(args, name) for name in names} | {"metric": validation_metric(args.metric)}
 
             def settings(seed: int, **facts: Any) -> Settings:
+                lr = model_class.learning_rate(model_class.Config(**options), args.lr)
                 asked = planned(args.epochs, args.patience, args.schedule, learns=model_class.learns, **facts)
                 return Settings(lr=lr, seed=seed, **plan, **asked)
 
@@ -119,6 +119,7 @@ def run(args: argparse.Namespace) -> None:
                 validation.with_sample(settings(seed), split)  # for errors, before anything is written
             record = {**source.to_json(), "command": shlex.join(sys.argv)}
             record |= {"log": args.log} if args.log else {}
+        options = suited(model_class, split, {*options, *([] if args.lr is None else ["lr"])}) | options
         if processes.leads():
             print(f"{split.data_report}\n{split.report}", file=sys.stderr)
             tell([note for note in [repeats(split) if args.seen == "mask" else None] if note])

@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from fastcl.recsys.cli.common import add_data_options, source_of
-from fastcl.recsys.cli.runs import repeats, tell
+from fastcl.recsys.cli.runs import repeats, suited, tell
 from fastcl.recsys.cli.train import add_training_options
 from fastcl.recsys.data import Scorer
 from fastcl.recsys.evaluation.ranking import SEEN, evaluate
@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> None:
     split = source.split()
     if args.seen == "mask" and (note := repeats(split)):
         tell([note])
+    values |= {name: [value] for name, value in suited(model, split, values).items()}
     names = ("epochs", "trials", "halving", "seed", "metric", "device")
     training = ("seen", "patience", "schedule", "precision", "accumulate", "save_every")
     options = {name: getattr(args, name) for name in (*names, *training)}

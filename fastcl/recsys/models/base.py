@@ -82,6 +82,14 @@ class Model(nn.Module, ABC):
         values = ", ".join(f"{name}={brief(value)}" for name, value in vars(self.config).items())
         return f"{type(self).__name__}({len(self.items):,} items, {count:,} parameters, {values})"
 
+    @classmethod
+    def suited(cls, train: Histories) -> dict[str, Any]:
+        """Settings that depend on how much there is to learn from, where they differ from the config's defaults. The
+        commands train and tune begin with them; in Python a model is made with them by
+        `Model(split.items, **Model.suited(split.train))`.
+        """
+        return {}
+
     @abstractmethod
     def encode(self, histories: Histories) -> Tensor:
         """[B, D], one vector per history; or [B, K, D], K per history, where a score is the largest over the K."""

@@ -51,6 +51,8 @@ from fastcl.recsys.options import above, at_least, between, up_to
 from fastcl.recsys.settings import check_choices, setting, settled
 
 LOSSES = ("softmax", "sce", "popular", "gbce", "bce")
+SHORT = 20  # clicks of a user, on average
+FOR_SHORT: dict[str, Any] = {"dropout": 0.5, "positions": "newest", "lr": 2e-3}
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,16 @@ class SASRec(Model):
             short_normal(self)
         self.register_buffer("bias", torch.zeros(len(items)), persistent=False)
         self.register_buffer("log_share", torch.zeros(len(items)), persistent=False)
+
+    @classmethod
+    def suited(cls, train: Histories) -> dict[str, Any]:
+        """With less than 20 clicks a user: dropout 0.5, lr 2e-3, and positions that count from the newest click.
+
+        >>> from fastcl.recsys import Histories, SASRec
+        >>> SASRec.suited(Histories.from_lists([[1, 2, 3]])), SASRec.suited(Histories.from_lists([[1] * 50]))
+        ({'dropout': 0.5, 'positions': 'newest', 'lr': 0.002}, {})
+        """
+        return dict(FOR_SHORT) if len(train.item) < SHORT * len(train) else {}
 
     def forward(self, item: Tensor, clicks: Packed) -> Tensor:
         """item [n] -> hidden [n, D], the state after each click."""
