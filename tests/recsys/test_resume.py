@@ -350,7 +350,8 @@ def test_a_falling_rate_extends_and_says_what_that_is_not(
     config = checkpoint.read_config(run)
     assert (config["epochs"], config["extended"]) == (4, [{"from": 2, "to": 4, "after": 2}])
     steps = len(rates)
-    assert rates == [pytest.approx(1e-3 * (1 - (steps + n) / (2 * steps))) for n in range(steps)]  # the second half
+    lr = config["lr"]
+    assert rates == [pytest.approx(lr * (1 - (steps + n) / (2 * steps))) for n in range(steps)]  # the second half
     assert len(untimed(run)) == 4
     load(run)
     assert main.main(["resume", str(run), "--epochs", "2"]) == 2
