@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common import RESULTS, markdown, write_json, write_text
-from building.wheels import ROOT, digest
+from building.wheels import ROOT, SUMS, digest
 
 # Of values and gradients of all operators and losses, in all dtypes, on all instruction sets.
 LOSSES = {name: [f"tests/core/test_{name}.py"] for name in (
@@ -155,6 +155,13 @@ def passed(step: str, done: dict[str, Any]) -> bool:
     return bool(done["steps"].get(step, {}).get("good"))
 
 
+def commit_of(dist: Path) -> str:
+    """The commit of the wheels in a folder, as SHA256SUMS says."""
+    sums = dist / SUMS
+    found = re.match(r"# commit (\S+)\n", sums.read_text()) if sums.exists() else None
+    return found[1] if found else "unknown"
+
+
 def counts(printed: str) -> dict[str, dict[str, int]]:
     """How many tests passed, failed and were skipped, as pytest's last line says."""
     last = (printed.strip().splitlines() or [""])[-1]
@@ -186,8 +193,8 @@ def row(name: str, place: dict[str, Any]) -> dict[str, str]:
     not_run = [f"not run: {', '.join(missing)}"] if missing else []
     summary = [f"{n:,} {word}" for word, n in total.items() if n] + stopped + not_run
     return {
-        "place": name, "with": place["facts"], "self-test": said("self-test"), "README": said("snippet"),
-        "one epoch": said("epoch"), "losses' tests": ", ".join(summary),
+        "place": name, "commit": place.get("commit", "unknown"), "with": place["facts"], "self-test": said("self-test"),
+        "README": said("snippet"), "one epoch": said("epoch"), "losses' tests": ", ".join(summary),
     }  # fmt: skip
 
 
@@ -216,7 +223,7 @@ def main() -> None:
             raise SystemExit(f"{args.dist}: expected a wheel *{place.wheel}, found none; run make wheels")
         done = recorded().get(place.name, {})
         if done.get("wheel") != digest(found[0]):
-            done = {"wheel": digest(found[0]), "facts": "unknown", "steps": {}}
+            done = {"wheel": digest(found[0]), "commit": commit_of(args.dist), "facts": "unknown", "steps": {}}
         done["planned"] = list(steps(place))
         if all(passed(name, done) for name in steps(place)):
             continue

@@ -3,7 +3,8 @@
     python -m building.wheels [--only linux-aarch64,none] [--twice] [--output dist]
 
 Every wheel is built from the unpacked sdist, so that the sdist must be complete. The same sources give the same bytes,
-which --twice proves by a second build of each archive in another folder. The output folder then also holds SHA256SUMS.
+which --twice proves by a second build of each archive in another folder. The output folder then also holds SHA256SUMS,
+which opens with the commit.
 """
 
 import argparse
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = [*PLATFORMS, "none"]
 # 1980-01-01, the earliest date that a zip archive can hold; setuptools gives it to all files of a wheel.
 EPOCH = "315532800"
+SUMS = "SHA256SUMS"
 
 
 def call_backend(function: str, source: Path, output: Path, platform: str = "") -> Path:
@@ -81,6 +83,22 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def commit() -> str:
+    """The commit whose files are built, with -dirty behind it where some have changed since."""
+    asked = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+    try:
+        return subprocess.run(asked, cwd=ROOT, text=True, capture_output=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # no git, or an unpacked sdist
+        return "unknown"
+
+
+def write_sums(folder: Path) -> None:
+    """Writes the digests of a folder's archives in the form of sha256sum, which skips the line with the commit."""
+    archives = sorted(folder.iterdir())
+    lines = [f"# commit {commit()}", *(f"{digest(path)}  {path.name}" for path in archives)]
+    (folder / SUMS).write_text("".join(f"{line}\n" for line in lines))
+
+
 def same_again(archive: Path, make: Callable[[Path], Path]) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         return digest(make(Path(folder))) == digest(archive)
@@ -108,8 +126,7 @@ def main() -> None:
         if args.twice and not same_again(archive, make):
             found.append(f"{archive.name}: expected the same bytes from a second build")
         print(f"{archive.name}  {archive.stat().st_size / 1e6:.2f} MB", flush=True)
-    archives = sorted(path for path in args.output.iterdir())
-    (args.output / "SHA256SUMS").write_text("".join(f"{digest(path)}  {path.name}\n" for path in archives))
+    write_sums(args.output)
     if found:
         raise SystemExit("\n".join(found))
 

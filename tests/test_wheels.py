@@ -185,16 +185,41 @@ def test_a_place_goes_on_with_the_steps_that_have_not_passed(monkeypatch: pytest
     before = {"good": True, "said": "kept", "counts": {"passed": 3, "skipped": 1}}
     failed = {"good": False, "said": "failed"}
     planned = [*commands, "epoch", "tests of soft"]
-    done: dict[str, Any] = {"wheel": "0", "facts": "unknown", "planned": planned}
+    done: dict[str, Any] = {"wheel": "0", "commit": "4a5b", "facts": "unknown", "planned": planned}
     done["steps"] = {"tests of losses": before, "snippet": failed}
     assert list(try_wheels.tried(place, tmp_path, "2.13.0", done)) == ["self-test", "snippet", "tests of isa"]
     assert done["steps"]["tests of losses"] is before
     assert done["steps"]["snippet"] == {"good": False, "said": "failed, tests/x.py::test_y"}
     assert try_wheels.row("here", done) == {
-        "place": "here", "with": "CPython 3.9, torch 2.0+cpu, arm64, instruction sets: sse", "self-test": "all good",
-        "README": "failed, tests/x.py::test_y", "one epoch": "not run",
+        "place": "here", "commit": "4a5b", "with": "CPython 3.9, torch 2.0+cpu, arm64, instruction sets: sse",
+        "self-test": "all good", "README": "failed, tests/x.py::test_y", "one epoch": "not run",
         "losses' tests": "1,207 passed, 1 skipped, not run: soft",
     }  # fmt: skip
+
+
+def test_the_digests_open_with_the_commit_and_the_table_tells_it(tmp_path: Path) -> None:
+    assert try_wheels.commit_of(tmp_path) == "unknown"
+    (tmp_path / "a.whl").write_text("x")
+    wheels.write_sums(tmp_path)
+    first, second = (tmp_path / wheels.SUMS).read_text().splitlines()
+    assert (first, second) == (f"# commit {wheels.commit()}", f"{wheels.digest(tmp_path / 'a.whl')}  a.whl")
+    assert try_wheels.commit_of(tmp_path) == wheels.commit()
+
+
+def test_a_commit_is_told_with_what_has_changed_since(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(wheels, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert wheels.commit() == "unknown"
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x.org"]
+    (tmp_path / "a").write_text("x")
+    for command in (["init", "-q"], ["add", "a"], ["commit", "-q", "-m", "a"]):
+        subprocess.run([*git, *command], check=True)
+    clean = wheels.commit()
+    head = subprocess.run([*git, "rev-parse", "HEAD"], text=True, capture_output=True, check=True).stdout
+    assert len(clean) == 12
+    assert head.startswith(clean)
+    (tmp_path / "a").write_text("y")
+    assert wheels.commit() == f"{clean}-dirty"
 
 
 def test_the_first_snippet_of_the_readme_runs() -> None:
