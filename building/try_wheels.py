@@ -7,8 +7,8 @@ A place is a wheel with a Python, a torch and a processor; `places` lists them. 
 then run the self-test, the README's first snippet, the first epoch of a demo on some households, and the losses' tests.
 They run from a folder outside the repository, which holds the tests but not the sources, and nothing on PATH but the
 environment: no compiler. The first places are environments made here. Each COMMAND starts another Python that has pip,
-torch, pytest, hypothesis and safetensors: of another version, or emulated, where a test takes some hundred times as
-long, or the process ends where torch throws (Wine). NAME is its row. What has passed is not run again for a wheel.
+torch, pytest, hypothesis and safetensors: of another version or system, or emulated, where a test takes some hundred
+times as long. NAME is its row. What has passed is not run again for a wheel.
 Results go to benchmarks/results/wheels.json and wheels.md, after each step.
 """
 
@@ -35,6 +35,8 @@ LOSSES = {name: [f"tests/core/test_{name}.py"] for name in (
 )}  # fmt: skip
 # With another Python or torch the kernels are the same: what calls them is tested.
 SOME = {name: LOSSES[name] for name in ("contrast", "losses", "pairwise", "softmax", "recommender_losses")}
+# Another system has a build of its own of every kernel, and catches what a kernel throws in its own way.
+OTHER_SYSTEM = {**{name: LOSSES[name] for name in ("isa", "raw_ops")}, **SOME}
 # Emulated, every instruction set in all dtypes at three shapes, and every loss, with few examples of each property.
 FEW = {
     "isa": [*LOSSES["isa"], "-k", "agrees and 1- and (2-3-5 or 33-31-15 or 65-129-16)"],
@@ -70,7 +72,10 @@ def places(commands: list[str], emulated: list[str]) -> Iterator[Place]:
             raise SystemExit(f"--python: expected NAME=COMMAND of a Python, got {named}: {printed[-2000:]}")
         system, machine = printed.split()[-2:]
         wheel = SYSTEMS[system].format(machine)
-        yield Place(name, wheel, python, FEW, 50, 7200) if named in emulated else Place(name, wheel, python, SOME)
+        if named in emulated:
+            yield Place(name, wheel, python, FEW, 50, 7200)
+        else:
+            yield Place(name, wheel, python, SOME if system == "Linux" else OTHER_SYSTEM)
 
 
 def run(command: list[str], folder: Path, limit: int, **env: str) -> tuple[int, str]:

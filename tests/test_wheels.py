@@ -161,13 +161,13 @@ def test_another_python_is_asked_for_its_system_and_machine() -> None:
     assert tests[-3:] == try_wheels.FEW["losses"]
     windows = "print('Windows AMD64'.lower().capitalize())"
     *_, other = try_wheels.places([f'wine={sys.executable} -c "{windows}"'], [])
-    assert other.wheel == "win_amd64.whl"
+    assert (other.wheel, other.tests) == ("win_amd64.whl", try_wheels.OTHER_SYSTEM)
     with pytest.raises(SystemExit, match="--python: expected NAME=COMMAND of a Python, got This one="):
         list(try_wheels.places([f"This one={sys.executable} -c 1/0 ;"], []))
 
 
 def test_every_test_file_of_a_place_exists() -> None:
-    for tests in (try_wheels.LOSSES, try_wheels.SOME, try_wheels.FEW):
+    for tests in (try_wheels.LOSSES, try_wheels.SOME, try_wheels.OTHER_SYSTEM, try_wheels.FEW):
         assert [file for file, *_ in tests.values() if not (ROOT / file).exists()] == []
 
 
