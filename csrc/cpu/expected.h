@@ -58,11 +58,12 @@ double common_factor(const T* came, const T* expected, int64_t n, const Size& si
 }
 
 // Writes the gradients of key and bias, each where it is not null, from the sums of forward. Returns false, and writes
-// nothing, if there are no sums or the gradient that came is not proportional to the expected one.
+// nothing, if there are no sums (forward writes none without rows) or the gradient that came is not proportional to the
+// expected one.
 template <class T, class Size>
 bool scale_sums(const Problem<T>& p, const Summed<T>& summed, const T* came, const Size& size, MutableMatrix grad_key,
                 T* grad_bias) {
-  if (summed.expected == nullptr) return false;
+  if (summed.expected == nullptr || p.n == 0) return false;
   const double factor = common_factor(came, summed.expected, p.n, size);
   if (factor != factor) return false;
   const Buffer<T> factors(p.m);

@@ -33,6 +33,19 @@ def test_a_batch_without_rows_adds_nothing(call: Call, dtype: torch.dtype) -> No
             assert gradient is None or (gradient == 0).all(), name
 
 
+@pytest.mark.parametrize("call", LOSSES.values(), ids=LOSSES)
+def test_no_gradient_is_read_from_memory_that_nothing_wrote(call: Call) -> None:
+    arguments = _leaves(call, torch.float32, N=0)
+    learning = [arguments[n] for n in call.learning]
+    for _ in range(5):
+        loss = call(arguments)
+        for size in range(1, 400):  # freed blocks of the sizes that the ops allocate, which are handed out next
+            torch.full((size,), torch.nan)
+        found = torch.autograd.grad(loss + call(arguments), learning, allow_unused=True)
+        for name, gradient in zip(call.learning, found, strict=True):
+            assert gradient is None or (gradient == 0).all(), name
+
+
 @pytest.mark.parametrize("name", ["contrast", "contrast, a scale a row", "softplus_sum", "softplus_sum, a scale a row"])
 def test_the_ops_answer_no_rows_with_no_rows(name: str) -> None:
     call = CALLS[name]
