@@ -67,7 +67,8 @@ def main(table: Path, out: Path) -> None:
             except Stop:
                 state.save = save
             resume(out / f"stopped-{model.name}", split, progress=False)
-    settings = [f"{name}={value}" for name, value in OPTIONS[SASRec].items()]
+    names = {*OPTIONS[SASRec], *SASRec.suited(split.train)}  # what the command would choose by itself is given too
+    settings = [f"{name}={getattr(sasrec.config, name)}" for name in sorted(names)]
     options = ["--user", "who", "--item", "what", "--time", "when", "--epochs", "3", "--threads", "1", "--json"]
     words = ["train", str(table), "--model", "sasrec", "--set", *settings, *options, "-o", str(out / "command")]
     assert command_line.main(words) == 0
