@@ -159,6 +159,12 @@ def test_another_python_is_asked_for_its_system_and_machine() -> None:
     tests = try_wheels.steps(emulated)["tests of losses"]
     assert try_wheels.PROPERTY_TESTS in tests
     assert tests[-3:] == try_wheels.FEW["losses"]
+    warned = [
+        place.name
+        for place in try_wheels.places([own], [])
+        if any("no compiled kernel" in word for word in try_wheels.steps(place)["tests of losses"])
+    ]
+    assert warned == ["Linux x86_64, no kernels"]
     windows = "print('Windows AMD64'.lower().capitalize())"
     *_, other = try_wheels.places([f'wine={sys.executable} -c "{windows}"'], [])
     assert (other.wheel, other.tests) == ("win_amd64.whl", try_wheels.OTHER_SYSTEM)
