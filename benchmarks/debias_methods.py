@@ -121,9 +121,9 @@ METHODS: dict[str, Method] = {
     "CLRec, impressions": method(
         lambda log, **options: ImpressionNegatives(log.world.items, log.impressions, **options), negatives=1024
     ),
-    "CLRec, batch": method(on_items(CLRec), negatives_from="batch"),
-    "CLRec, queue of ids": method(on_items(CLRec), negatives_from="ids"),
-    "CLRec, queue of vectors": method(on_items(CLRec), negatives_from="vectors"),
+    "CLRec, batch": method(on_items(CLRec), negatives_from="batch", log_q=0.0),
+    "CLRec, queue of ids": method(on_items(CLRec), negatives_from="ids", log_q=0.0),
+    "CLRec, queue of vectors": method(on_items(CLRec), negatives_from="vectors", log_q=0.0),
     "Multi-CLRec": method(on_items(MultiCLRec), intents=8),
     "Multi-CLRec, own clicks": method(on_items(MultiCLRec), intents=8, clicks="own"),
 }

@@ -46,10 +46,10 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     BASE: ("clrec", ENCODER | {"objective": "full_softmax"}),
     "sampled softmax": ("clrec", ENCODER | {"objective": "sampled_softmax"}),
     **{f"CLRec, ids, log_q {alpha:g}": ("clrec", ENCODER | {"log_q": alpha}) for alpha in ALPHAS},
-    "CLRec, batch": ("clrec", ENCODER | {"negatives_from": "batch"}),
+    "CLRec, batch": ("clrec", ENCODER | {"negatives_from": "batch", "log_q": 0.0}),
     "CLRec, impressions": ("impressions", ENCODER),
     "IPW, popularity": ("clrec", ENCODER | {"objective": "ipw", "propensity": "popularity"}),
-    "CLRec, vectors": ("clrec", ENCODER | {"negatives_from": "vectors"}),
+    "CLRec, vectors": ("clrec", ENCODER | {"negatives_from": "vectors", "log_q": 0.0}),
     "IPW, learned": ("clrec", ENCODER | {"objective": "ipw", "propensity": "learned"}),
     "Multi-CLRec by tag": ("multi_clrec", POOLED | {"intents": 8, "category": "tag"}),
 }

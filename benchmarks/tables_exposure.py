@@ -20,7 +20,7 @@ NAMES = {
     "sampled softmax": "sampled softmax with log q",
     "IPW, popularity": "IPW, propensities from popularity",
     "IPW, learned": "IPW, learned propensities",
-    DIAL[0]: "CLRec, queue of clicked ids (the default)",
+    DIAL[0]: "CLRec, queue of clicked ids",
     "CLRec, batch": "CLRec, negatives of the batch",
     "CLRec, vectors": "CLRec, queue of cached vectors",
     "CLRec, impressions": "CLRec, negatives drawn as items were shown",

@@ -233,7 +233,7 @@ METHODS = {
     "IPW, learned": "IPW, learned propensities",
     "CLRec, impressions": "CLRec, negatives drawn as items were shown",
     "CLRec, batch": "CLRec, negatives of the batch",
-    "CLRec, queue of ids": "CLRec, queue of clicked ids (the default)",
+    "CLRec, queue of ids": "CLRec, queue of clicked ids",
     "CLRec, queue of vectors": "CLRec, queue of cached vectors",
     "Multi-CLRec": "Multi-CLRec",
     "Multi-CLRec, own clicks": "Multi-CLRec, intents with their own clicks alone",

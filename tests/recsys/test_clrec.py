@@ -117,7 +117,7 @@ def test_history_does_not_depend_on_what_comes_after():
 
 @pytest.mark.parametrize("duplicates", ["keep", "exclude"])
 def test_loss_is_infonce_over_batch_and_queue(duplicates):
-    options = {"negatives_from": "vectors", "duplicates": duplicates, **OPTIONS}
+    options = {"negatives_from": "vectors", "log_q": 0.0, "duplicates": duplicates, **OPTIONS}
     model = CLRec(items(), seed=3, batch=32, negatives=96, **options).eval()
     data = histories(rows=40)
     first, second, *_ = model.batches(data, np.random.default_rng(0))
@@ -215,7 +215,8 @@ def test_sasrec_encoder_trains_what_it_serves():
 @pytest.mark.parametrize("duplicates", ["keep", "exclude"])
 @pytest.mark.parametrize("negatives", [9, 40, 10**4])
 def test_sasrec_loss_takes_the_newest_clicks_but_the_windows_own(duplicates, negatives):
-    model = CLRec(items(), seed=3, batch=8, negatives=negatives, duplicates=duplicates, **SASREC).eval()
+    options = {"negatives": negatives, "log_q": 0.0, "duplicates": duplicates, **SASREC}
+    model = CLRec(items(), seed=3, batch=8, **options).eval()
     first, second, *_ = model.batches(histories(rows=40), np.random.default_rng(0))
     model.loss(first)
     model.after_step(first)

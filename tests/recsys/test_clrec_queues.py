@@ -32,7 +32,7 @@ def trained(model, data, steps):
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("source", ["batch", "ids", "vectors"])
 def test_negatives_are_the_newest_clicks_whatever_keeps_them(source, encoder):
-    options = {**encoder, "max_len": 2}
+    options = {**encoder, "max_len": 2, "log_q": 0.0}
     model = CLRec(items(), seed=3, batch=8, negatives=60, negatives_from=source, dropout=0.0, **options).train()
     data = histories(rows=60)
     before, kept = [], []
@@ -68,7 +68,7 @@ def test_negatives_are_the_newest_clicks_whatever_keeps_them(source, encoder):
 
 def test_features_of_the_negatives_can_be_left_out():
     model = CLRec(
-        items(), seed=3, features="clicks", negatives_from="vectors", batch=32, negatives=96, **OPTIONS
+        items(), seed=3, features="clicks", negatives_from="vectors", log_q=0.0, batch=32, negatives=96, **OPTIONS
     ).train()
     data = histories(rows=40)
     (batch,) = trained(model, data, 1)
@@ -180,7 +180,7 @@ def test_u2u_loss_and_its_queue(source, encoder):
     data = histories(rows=25)
     keys, owners = torch.empty(0, 16), torch.empty(0, dtype=torch.int64)
     for batch in itertools.islice(model.batches(data, np.random.default_rng(0)), 5):
-        then = batch.later
+        then, plain.log_share = batch.later, model.log_share  # plain makes no batches, which set it
         users = model(model.item(batch.item), batch.bucket, batch.clicks)[then.pair]
         after = model._served(model.item, model.user, *then[:3])
         losses = []

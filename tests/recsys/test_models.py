@@ -138,7 +138,7 @@ def test_every_parameter_learns(model_class):
         (CLRecConfig, {"propensity": "x"}, "propensity: expected one of popularity, learned, got 'x'"),
         (CLRecConfig, {"weight_limit": 0.0}, "weight_limit: expected a finite number above 0"),
         (CLRecConfig, {"log_q": 1.1}, "log_q: expected from 0 to 1, got 1.1"),
-        (CLRecConfig, {"log_q": 0.5, "objective": "ipw"}, "log_q: expected 0 with objective=ipw, got 0.5"),
+        (CLRecConfig, {"log_q": 0.5, "objective": "ipw"}, "log_q: expected 0 or 1 with objective=ipw, got 0.5"),
         (CLRecConfig, {"temperature": 0.0}, "temperature: expected a finite number above 0, got 0.0"),
         (CLRecConfig, {"duplicates": "drop"}, "duplicates: expected one of keep, exclude, got 'drop'"),
         (CLRecConfig, {"time_cuts": (5.0, 1.0)}, "time_cuts: expected rising limits"),

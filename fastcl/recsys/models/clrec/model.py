@@ -66,8 +66,8 @@ class CLRec(Model):
     Transformer ("sasrec"). With "pooling" each click adds the embedding of its time bucket and of its position, the
     earliest click at zero. The bucket is that of the time up to the history's newest click, which tells nothing about
     the target. Negatives are the batch's other positives and a queue of earlier ones, so that items are negatives as
-    often as they are clicked. Without a log q correction the optimum is click probability divided by share of the
-    clicks; `log_q` corrects for a part of it.
+    often as they are clicked, which divides the optimum by the share of the clicks. The correction `log_q` takes this
+    division back: the whole of it by default, and none with log_q=0, which is the paper's CLRec.
 
     Args:
         items: the item table with its features.
