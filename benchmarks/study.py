@@ -34,7 +34,7 @@ class Plan(NamedTuple):
     """epochs: the largest number. patience: epochs without a better validation result that end the run. betas: Adam's.
 
     valid: the number of users that validate, the same ones in all runs; 0: all. every: validation comes after the first
-    epoch, after so many more each time, and after the last.
+    epoch, after so many more each time, and after the last. decay: decoupled weight decay (AdamW) of all weights.
     """
 
     epochs: int
@@ -43,6 +43,7 @@ class Plan(NamedTuple):
     betas: tuple[float, float] = (0.9, 0.98)
     valid: int = 0
     every: int = 1
+    decay: float = 0.0
 
 
 def measure(
@@ -111,6 +112,8 @@ def train(
     cases = some(split.valid, plan.valid)
     settings = Settings(plan.epochs, model.config.lr, seed=seed, patience=plan.patience)
     run = loop.new_run(model, split, settings, betas=plan.betas, rate=SCHEDULES[plan.schedule])
+    for group in run.optimizer.param_groups:
+        group |= {"weight_decay": plan.decay, "decoupled_weight_decay": True}
     folder.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng(devices=[]):
         if (folder / state.LAST).is_file():
