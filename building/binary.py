@@ -75,6 +75,7 @@ def _pe(file: Any) -> Binary:
 def read(path: Path) -> Binary:
     import lief  # here, so that the checks of what was read need no LIEF
 
+    lief.logging.disable()  # its messages are about parts of a file that no check reads
     file = lief.parse(str(path))
     if isinstance(file, lief.ELF.Binary):
         return _elf(file)
