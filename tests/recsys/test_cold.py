@@ -183,5 +183,17 @@ def test_commands_take_a_table_of_new_items(
     shown = json.loads(capsys.readouterr().out.partition("\n")[2])
     assert shown["cold"]["items"] == 1
     assert shown["cold"]["results"]["clrec"]["recall@10"] == 1.0  # it is the only one
+    # Scorers that count clicks give all these items the same score, so that they have no place among them.
+    assert set(shown["cold"]["results"]) == {"chance", "popularity of the features", "clrec"}
+    # Every command takes the held-out items as new ones.
+    assert main.main(["compare", "held", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)["rows"][0]
+    model, split = load("held"), Interactions.read("log.csv", item_features="items.csv").split("items", at=0.1)
+    assert len(split.test) > 1
+    assert row["recall@10"] == shown["results"]["clrec"]["recall@10"]
+    encoded = evaluate(with_items(model, model.items, split.counts), split.test, k=3)["ndcg@3"]
+    assert encoded != evaluate(model, split.test, k=3)["ndcg@3"]
+    assert main.main(["compare", "held", "-k", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["ndcg@3"] == encoded
     assert main.main(["recommend", "run", "--history", "i1", "--items", "items.csv"]) == 2
     assert "items.csv: expected an item that the model lacks, got 9 that it knows" in capsys.readouterr().err

@@ -14,7 +14,7 @@ import torch
 
 from fastcl.recsys import Histories, Interactions, Items, SASRec, save
 from fastcl.recsys.cli import main
-from fastcl.recsys.data import Split
+from fastcl.recsys.data import Split, fingerprints
 from fastcl.recsys.evaluation.comparison import Comparison, compare
 from fastcl.recsys.evaluation.measures import COUNTS
 from fastcl.recsys.evaluation.paired import paired_test, swap_test
@@ -206,6 +206,44 @@ def test_runs_that_do_not_belong_together_are_refused(
         assert message in error
         assert len(error.strip().splitlines()) == 1
     assert call("compare", first, kept, "--seen", "keep") == 0
+
+
+def test_runs_whose_times_differ_are_refused_for_that(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = []
+    for name, factor in (("seconds", 1), ("days", 86400)):
+        header, *rows = log.read_text().splitlines()
+        cells = [row.split(",") for row in rows]
+        own = tmp_path / f"{name}.csv"
+        own.write_text("\n".join([header, *(f"{user},{item},{int(time) * factor}" for user, item, time in cells)]))
+        digest = fingerprints.fingerprint(Interactions.read(own).split())
+        runs.append(run_folder(tmp_path / name, own, 0, data_sha256=digest))
+    assert call("compare", *runs) == 2
+    error = capsys.readouterr().err
+    assert f"RUN: expected runs on the same data, got {tmp_path / 'seconds.csv'} and" in error
+
+
+def test_a_run_and_its_copy_are_no_two_seeds(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, copy, other = (run_folder(tmp_path / name, log, seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
+    assert call("compare", run, copy, other) == 0
+    assert f"note: {run}, {copy} have the same settings and the same seed" in capsys.readouterr().err
+    assert call("compare", run, other) == 0
+    assert "same seed" not in capsys.readouterr().err
+
+
+def test_features_and_titles_are_those_of_any_run(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "items.csv"
+    table.write_text("item,colour,name\n" + "".join(f"i{n},{'red' if n % 2 else 'blue'},N{n}\n" for n in range(30)))
+    plain, named = run_folder(tmp_path / "plain", log, 0), tmp_path / "named"
+    described = Interactions.read(log, item_features=table, title="name").items
+    data = {"path": str(log), "item_features": str(table), "title": "name"}
+    save(SASRec(described, seed=0, dim=8).eval(), named, {"data": data, "seed": 0, "seen": "mask"})
+    for first, second in ((plain, named), (named, plain)):
+        assert call("compare", first, second, "--metrics", "distance", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["rows"][0]["distance@10"] > 0
 
 
 def test_evaluate_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,6 @@ from fastcl.recsys.cli.runs import Run
 from fastcl.recsys.data import Scorer, Split
 from fastcl.recsys.data.later import Later, later
 from fastcl.recsys.data.source import Source
-from fastcl.recsys.data.splits import ITEMS
 from fastcl.recsys.evaluation.ranking import evaluate
 from fastcl.recsys.models import Model
 from fastcl.recsys.models.carrying import Among, Padded, check_encodes, of_features, with_items
@@ -36,22 +35,10 @@ def with_new_items(model: Model, config: Mapping[str, Any], file: str | None) ->
     return with_items(model, Source.recorded(config).more_items(model.items, file))
 
 
-def scorer_of(model: Model, split: Split) -> Scorer:
-    """The model as a scorer of the split's test cases. Where whole items are held out and the model encodes features,
-    it takes items without a train click as new ones.
-    """
-    if holds_out_items(split) and model.encodes_features:
-        return with_items(model, split.items, split.counts)
-    return model
-
-
-def holds_out_items(split: Split) -> bool:
-    return split.report is not None and split.report.how == ITEMS
-
-
 def among_new(scorers: Mapping[str, Scorer], split: Split, k: tuple[int, ...]) -> dict[str, dict[str, float]]:
     """Recall of each scorer where each target is ranked among the items without a train click alone; beside them that
-    of random scores ("chance"), and of the mean clicks of the items that share a feature value.
+    of random scores ("chance"), and of the mean clicks of the items that share a feature value. Scorers that count
+    clicks have no place here: all these items are equal to them.
     """
     new = np.append(False, split.counts[1:] == 0)
     which = np.flatnonzero(new)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fastcl.recsys.cli.cold import add_items_option, among_new, holds_out_items, on_later, scorer_of
-from fastcl.recsys.cli.runs import add_run_options, open_runs, repeats, tell
+from fastcl.recsys.cli.cold import add_items_option, among_new, on_later
+from fastcl.recsys.cli.runs import add_run_options, holds_out_items, open_runs, repeats, tell
 from fastcl.recsys.data import Scorer, Split
 from fastcl.recsys.evaluation.cutoffs import cutoffs, cutoffs_in, parted
 from fastcl.recsys.evaluation.distance import feature_vectors
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("--items: expected --on FILE with it, whose cases may be of new items")
     (found_run,), split, seen, notes = open_runs([Path(args.folder)], args)
     model = found_run.model
-    scorer = scorer_of(model, split)
+    scorer: Scorer = model
     week = None
     if args.on is not None:
         scorer, week = on_later(found_run, split, args)
@@ -96,7 +96,8 @@ def run(args: argparse.Namespace) -> None:
         if week is not None:
             groups[name] = {NEW: apart(found, week.groups), **groups[name]}
     corrupted = {n: robustness(s, split.test, ratios=ratios, k=k, seen=seen) for n, s in scorers.items() if ratios}
-    new = among_new(scorers, split, k) if week is None and holds_out_items(split) else None
+    cold = week is None and holds_out_items(split)
+    new = among_new({model.name: model} if model.learns else {}, split, k) if cold else None
     if args.json:
         settings = {"run": args.folder, "k": k, "protocol": protocol, "seen": seen, "notes": notes}
         if week is not None:

@@ -18,9 +18,10 @@ from fastcl.recsys.data import Split, fingerprints
 from fastcl.recsys.data.ids import digest_of
 from fastcl.recsys.data.scoring import check_items
 from fastcl.recsys.data.source import Source
-from fastcl.recsys.data.splits import LeakageWarning
+from fastcl.recsys.data.splits import ITEMS, LeakageWarning
 from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.models import Model
+from fastcl.recsys.models.carrying import with_items
 from fastcl.recsys.training import checkpoint, parts, processes, state, validation
 
 # Fields of config.json that do not tell runs of different settings apart: versions, seed, data, machine.
@@ -74,7 +75,8 @@ def inputs_of(folder: str | Path, config: Mapping[str, Any] | None = None) -> di
 
 
 def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> Opened:
-    """The runs and their data.
+    """The runs and their data: of the same data with other item features and titles, that with the most. Where the
+    split holds out whole items, models that encode features take items without a train click as new ones.
 
     ValueError where a run is named twice; where runs were trained on different data, or with different treatments of
     seen items and no --seen decides; where the data has changed since the training and no --data names it; and where
@@ -104,17 +106,41 @@ def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> Opened:
     (first, split), *others = splits.items()
     for place, other in others:
         if _digest(other) != _digest(split):
-            raise ValueError(f"RUN: expected runs on the same data, got {_path(first)} and {_path(place)}")
+            apart = f"{_path(first)} and {_path(place)}, whose users, items, times or split differ"
+            raise ValueError(f"RUN: expected runs on the same data, got {apart}")
     if not (len(split.test) or on):
         hint = "; --on FILE has later clicks" if hasattr(args, "on") else ""
         what = "trained with --split none, which holds nothing out; there is no test case"
         raise ValueError(f"{folders[0]}: {what}{hint}")
+    split = max(splits.values(), key=lambda one: (len(one.items.features), one.items.titles is not None))
+    if holds_out_items(split):
+        runs = [run._replace(model=_of_features(run.model, split)) for run in runs]
     seen = args.seen or treatments[0]
     of_run = (partial(_other_clicks, split=split, path=args.data), unfinished, partial(_sampled, split=split))
     found = [note for run in runs for about in of_run if (note := about(run))]
+    found += _alike(runs)
     if seen == "mask" and not on and (note := repeats(split)):
         found.append(note)
     return Opened(runs, split, seen, found)
+
+
+def holds_out_items(split: Split) -> bool:
+    return split.report is not None and split.report.how == ITEMS
+
+
+def _of_features(model: Model, split: Split) -> Model:
+    return with_items(model, model.items, split.counts) if model.encodes_features else model
+
+
+def _alike(runs: Sequence[Run]) -> list[str]:
+    """A note for runs of the same settings and the same seed, such as a run and its copy."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        found.setdefault(json.dumps([_settings(run.config), run.config.get("seed")], sort_keys=True), []).append(
+            str(run.folder)
+        )
+    several = (folders for folders in found.values() if len(folders) > 1)
+    return [f"{', '.join(each)} have the same settings and the same seed: a run that counts twice?" for each in several]
 
 
 def tell(notes: Sequence[str]) -> None:
@@ -229,8 +255,9 @@ def _digest(split: Split) -> str:
     digest = hashlib.sha256(f"{split.items.digest} {digest_of(split.users)}".encode())
     history = split.test.history
     items = (part.item for part in history.blocks())
-    for array in (split.train.offsets, split.train.item, split.test.user, history.lengths, *items, split.test.target):
-        digest.update(np.ascontiguousarray(array).data)
+    train, test = split.train, split.test
+    for array in (train.offsets, train.item, train.time, test.user, history.lengths, *items, test.target):
+        digest.update(b"none" if array is None else np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 
