@@ -27,8 +27,8 @@ EXPECT = {
     "widens what is shown, and on logs pays in recall for it.",
     "purchases": "What to expect: nearly half of all purchases are repeats. What a household bought most often, its\n"
     "personal frequency, is the floor to beat, and in these few epochs neither model gets there. A model is there for\n"
-    "what is new to the household, which the last column shows. SASRec fits what is bought; CLRec's optimum ranks by\n"
-    "preference over exposure, widens what is shown and pays in recall for it.",
+    "what is new to the household, which the last column shows. With log_q=0, the form\n"
+    "of its paper, CLRec's optimum ranks by preference over exposure, widens what is shown and pays in recall for it.",
 }
 
 # data set -> how seen items are treated, and per model its epochs and settings
