@@ -19,7 +19,7 @@ import torch
 from forks import ended, forked
 from tiny_runs import ITEMS, TINY, write_table
 
-from fastcl.recsys import CLRec, Interactions, MultiCLRec, SASRec, fit, load, resume, save
+from fastcl.recsys import CLRec, Interactions, Model, MultiCLRec, SASRec, fit, load, resume, save
 from fastcl.recsys.cli import main
 from fastcl.recsys.data.source import Source
 from fastcl.recsys.training import checkpoint, lock
@@ -284,13 +284,22 @@ def test_runs_of_the_first_format_load_and_go_on(tmp_path: Path, capsys: pytest.
     assert (tmp_path / "sasrec" / "last.safetensors").read_bytes() == (OLD / "sasrec" / "last.safetensors").read_bytes()
 
 
-def test_a_run_without_a_later_setting_has_what_it_was_trained_with(tmp_path: Path) -> None:
-    save(MultiCLRec(ITEMS, dim=4, batch=4, main=8, secondary=8, intents=2), tmp_path)
+@pytest.mark.parametrize(
+    ("model", "setting", "default", "earlier"),
+    [
+        (MultiCLRec(ITEMS, dim=4, batch=4, main=8, secondary=8, intents=2), "clicks", "all", "own"),
+        (CLRec(ITEMS, dim=4, batch=4, negatives=8), "log_q", 1.0, 0.0),
+    ],
+)
+def test_a_run_without_a_later_setting_has_what_it_was_trained_with(
+    tmp_path: Path, model: Model, setting: str, default: object, earlier: object
+) -> None:
+    save(model, tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
-    assert config["config"].pop("clicks") == "all"
+    assert config["config"].pop(setting) == default
     path.write_text(json.dumps(config))
-    assert checkpoint.build(tmp_path).config.clicks == "own"
+    assert getattr(checkpoint.build(tmp_path).config, setting) == earlier
 
 
 def test_what_is_no_version_of_ours_is_named(tmp_path: Path) -> None:
