@@ -107,9 +107,12 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     export(model, folder, "faiss", index="Flat", queries=queries)
     index = open_index(folder)
     renamed = Items(("x", *IDS[1:]))
-    for other in (model_of(seed=2), model_of("mf"), model_of(items=renamed), model_of(items=Items(IDS[:-1]))):
+    for other in (model_of(seed=2), model_of("mf"), model_of(items=renamed)):
         with pytest.raises(ValueError, match="index: expected the index of this model's weights, got one of others"):
             recommend(other, [["i2"]], index=index)
+    fewer = rf"index: expected the index of this model's {len(IDS) - 1} items, got one of {len(IDS)} in .*; export it"
+    with pytest.raises(ValueError, match=fewer):
+        recommend(model_of(items=Items(IDS[:-1])), [["i2"]], index=index)
     with torch.no_grad():
         next(iter(model.parameters())).add_(1e-6)
     with pytest.raises(ValueError, match="index: expected the index of this model's weights"):

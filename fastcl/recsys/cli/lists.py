@@ -18,7 +18,12 @@ _TOGETHER = 10_000  # lists per row group of Parquet
 
 
 def check(path: str | Path) -> None:
-    """ImportError where `path` names a Parquet file and pyarrow is missing. Commands call it before any work."""
+    """ValueError where the name of `path` tells another format than can be written, ImportError where it is Parquet and
+    pyarrow is missing. Commands call it before any work.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in ("", ".csv", ".jsonl", ".parquet", ".pq"):
+        raise ValueError(f"-o: expected a name that ends in .csv, .jsonl or .parquet, got {path}")
     if named_format(Path(path)) == "parquet":
         require_pyarrow()
 
@@ -27,7 +32,7 @@ def written(path: Path, rows: Iterable[UserRow], items: Items) -> Iterator[bytes
     """The content of a file, in pieces, in the format that its name tells."""
     if named_format(path) == "parquet":
         return parquet_parts(rows, items)
-    texts = json_lines(rows, items) if path.suffix == ".jsonl" else csv_lines(rows, items)
+    texts = json_lines(rows, items) if path.suffix.lower() == ".jsonl" else csv_lines(rows, items)
     return (text.encode() for text in texts)
 
 

@@ -16,7 +16,7 @@ from fastcl.recsys.cli import lists
 from fastcl.recsys.cli.cold import add_items_option, with_new_items
 from fastcl.recsys.cli.lists import UserRow
 from fastcl.recsys.cli.runs import Run, inputs_of, tell, unfinished
-from fastcl.recsys.data import PAD, Interactions, Items, fingerprints
+from fastcl.recsys.data import PAD, Interactions, Items, Scorer, fingerprints
 from fastcl.recsys.data.merging import merge, of_users
 from fastcl.recsys.data.source import Source
 from fastcl.recsys.data.splits import LeakageWarning
@@ -44,6 +44,8 @@ def add(commands: Any) -> None:
         action="store_true",
         help="take the files of --users for whole histories and do not read the run's data",
     )
+    moved = "where the run's data is now, for --users and --fallback (default: where training found it)"
+    option("--data", metavar="FILE", help=moved)
     option("--times", help="a time for each item of --history, separated by commas, in the unit of the run's data")
     option("-k", type=int, default=10, help="length of a list (default: %(default)s)")
     option(
@@ -81,16 +83,22 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("--times: expected with --history; a file of --users has its own")
     if args.alone and args.users is None:
         raise ValueError("--alone: expected with --users; a --history is taken as it is")
+    if args.data is not None and not args.fallback and (args.users is None or args.alone):
+        raise ValueError("--data: expected with --users (without --alone) or --fallback; nothing else reads the data")
     times = None if args.times is None else [[_number(part) for part in _fields(args.times)]]
     config = checkpoint.read_config(args.folder)
     if args.out is not None:
-        lists.check(args.out)
         check_output("-o", args.out, {**{file: file for file in args.users or ()}, **inputs_of(args.folder, config)})
+        lists.check(args.out)
     model = with_new_items(checkpoint.load(args.folder), config, args.items)
     seen = args.seen or config.get("seen", "mask")
     tell([note for note in [unfinished(Run(Path(args.folder), config, model))] if note])
     say_unknown(args, model.items)
-    fallback = _popular(args.folder, config, model.items) if args.fallback else None
+    source = Source.recorded(config, args.folder)
+    source = source if args.data is None else source.at(args.data)
+    fallback: Scorer | None = model if model.serves_strangers else None
+    if args.fallback:
+        fallback = _popular(source, model.items)
     limits: dict[str, Any] = {"only": args.only, "without": args.without, "fallback": fallback, "strict": args.strict}
     limits["index"] = args.index
     rows: Iterable[UserRow]
@@ -105,7 +113,7 @@ def run(args: argparse.Namespace) -> None:
             instead = "popular items are shown" if fallback else "there is nothing to recommend from"
             tell([f"{args.folder} knows no item of the history: {instead}"])
     else:
-        data = _histories(args, config)
+        data = _histories(args, source, config.get("data_sha256"))
         rows, skipped, left_out = recommend_users(model, data, args.k, seen, **limits)
         clicks = len(data.log.item)
     if skipped:
@@ -130,12 +138,15 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps(summary, ensure_ascii=False))
     if tally["empty"] > strangers:
         whose = "the history holds" if args.history is not None else f"{tally['empty']:,} users have clicked on"
-        tell([f"{whose} every item, so that nothing is left to recommend; --seen keep ranks seen items too"])
+        whose += " every item" + ("" if args.only is None and not args.without else " that --only and --without allow")
+        tell([f"{whose}, so that nothing is left to recommend; --seen keep ranks seen items too"])
 
 
-def _histories(args: argparse.Namespace, config: dict[str, Any]) -> Interactions:
-    """The users in the files of --users, with their clicks there and, unless --alone is given, in the run's data."""
-    source = Source.recorded(config)
+def _histories(args: argparse.Namespace, source: Source, trained: str | None) -> Interactions:
+    """The users in the files of --users, with their clicks there and, unless --alone is given, in the run's data.
+
+    trained: the fingerprint of the run's data in training.
+    """
     data = source.read_clicks(*args.users)
     own = source.data.get("path")
     if args.alone or own is None or any(Path(file).resolve() == Path(own).resolve() for file in args.users):
@@ -145,9 +156,12 @@ def _histories(args: argparse.Namespace, config: dict[str, Any]) -> Interactions
     try:
         before = source.read_clicks()
     except FileNotFoundError:
-        tell([f"the run's data has moved from {own}: what was clicked there is unknown and may be recommended"])
+        if args.data is not None:
+            raise
+        what = "what was clicked there is unknown and may be recommended"
+        tell([f"the run's data has moved from {own}: {what}; --data FILE says where it is"])
         return data
-    if _changed(before, source, config.get("data_sha256")):
+    if _changed(before, source, trained):
         tell([f"{own} has changed since the training: clicks that are no longer in it may be recommended"])
     whole = of_users(merge(before, data), data.users)
     known, clicks = set(before.users) & set(data.users), len(whole.log.item) - len(data.log.item)
@@ -172,11 +186,15 @@ def _changed(before: Interactions, source: Source, trained: str | None) -> bool:
             return True
 
 
-def _popular(folder: str, config: dict[str, Any], items: Items) -> Popularity:
+def _popular(source: Source, items: Items) -> Popularity:
     """The popularity scorer of a run's data, which this function reads."""
-    if not config.get("data"):
-        raise ValueError(f"--fallback: expected a run that names its data, got {folder}")
-    clicks, _ = known_histories(items, Source.recorded(config).read_clicks())
+    if not source.data:
+        raise ValueError(f"--fallback: expected a run that names its data, or --data FILE, got {source.folder}")
+    try:
+        clicks, _ = known_histories(items, source.read_clicks())
+    except FileNotFoundError as error:
+        where = f"--fallback: {error.filename or error}: the data of {source.folder} is not there"
+        raise FileNotFoundError(f"{where}; --data FILE says where it is") from error
     return Popularity(np.bincount(clicks.item, minlength=len(items) + 1), items)
 
 

@@ -4,6 +4,7 @@ no losses.
 
 import dataclasses
 import functools
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -40,6 +41,13 @@ def inner_products(queries: Tensor, table: Tensor) -> Tensor:
     return functools.reduce(torch.maximum, (query @ table.T for query in of_each))
 
 
+def check_model(model: object) -> None:
+    """TypeError for what is no `Model`, such as the path of a run folder."""
+    if not isinstance(model, Model):
+        hint = f"; load({str(model)!r}) opens a run folder" if isinstance(model, str | os.PathLike) else ""
+        raise TypeError(f"model: expected a Model, got {type(model).__name__}{hint}")
+
+
 class NamedRows(NamedTuple):
     """names: the ids that rows `first`, first + 1, ... of a tensor belong to."""
 
@@ -63,6 +71,8 @@ class Model(nn.Module, ABC):
     item_tables: ClassVar[tuple[str, ...]] = ("item.weight",)
     # Whether training has steps of an optimiser. A model that only counts the clicks (counted.py) has one epoch.
     learns: ClassVar[bool] = True
+    # Whether a history without a known item has a list too, as of a model that gives everybody the same one.
+    serves_strangers: ClassVar[bool] = False
     # (rank, world_size): `batches` yields only this process's slice of each batch. An argument of `batched`.
     share: tuple[int, int] = (0, 1)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.data.growing import alike, begins_with, shared_features
-from fastcl.recsys.models.base import Model, NamedRows, UserModel
+from fastcl.recsys.models.base import Model, NamedRows, UserModel, check_model
 
 # Settings that say how a model is trained; all others say what its weights mean, and must be alike.
 MAY_DIFFER = (
@@ -115,6 +115,7 @@ def with_items(model: Model, items: Items, counts: np.ndarray | None = None) -> 
     >>> model.items.ids, model.item_vectors().shape
     (('a', 'b', 'c'), torch.Size([4, 8]))
     """
+    check_model(model)
     if not begins_with(items, model.items):
         raise ValueError(f"items: expected the {len(model.items):,} items of the model first, got others")
     check_encodes(model)

@@ -92,6 +92,7 @@ class Popular(Counted):
 
     name = "popular"
     Config = PopularConfig
+    serves_strangers = True
 
     def __init__(self, items: Items, config: PopularConfig | None = None, *, seed: int = 0, **options: Any) -> None:
         super().__init__(items, settled(PopularConfig, config, options))

@@ -85,7 +85,10 @@ def open_index(folder: str | Path) -> ItemIndex:
 
 def check_belongs(index: ItemIndex, model: Model) -> None:
     """ValueError where the index was made of another model, or of other weights; called in a `frozen` block."""
-    if index.about.items != len(model.items) or index.about.weights_sha256 != kept(
+    if index.about.items != len(model.items):
+        whose = f"the index of this model's {len(model.items):,} items, got one of {index.about.items:,}"
+        raise ValueError(f"index: expected {whose} in {index.folder}; export it with the items that the model has here")
+    if index.about.weights_sha256 != kept(
         model, "digest", lambda: digest(model)
     ):
         whose = f"the index of this model's weights, got one of others in {index.folder}"

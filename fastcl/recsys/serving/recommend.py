@@ -18,6 +18,7 @@ from fastcl.recsys.data.scoring import check_items, frozen
 from fastcl.recsys.evaluation.cutoffs import Cutoffs, cutoff
 from fastcl.recsys.evaluation.ranking import SEEN, top_k
 from fastcl.recsys.models import Model
+from fastcl.recsys.models.base import check_model
 from fastcl.recsys.options import one_of
 from fastcl.recsys.serving.index import ItemIndex, check_belongs, open_index, suits, top_k_by
 
@@ -29,7 +30,7 @@ Row = list[tuple[str, float]]  # (external id, score), best first
 
 class Recommendations(list[Row]):
     """One row per history. skipped: how often each id was skipped because the model does not know it. left_out: the
-    indices of the histories without an item that the model knows; their rows are empty.
+    indices of the histories without an item that the model knows; their rows are empty or those of a fallback.
     """
 
     skipped: Counter[str]
@@ -61,7 +62,7 @@ def recommend(
     share a model: it is only read.
 
     No user id is needed. A row is shorter than k where fewer items remain. A history without an item that the model
-    knows gets the row of `fallback`; without `fallback` its row is empty.
+    knows gets the row of `fallback`; without `fallback` its row is empty, except that of `Popular`.
 
     Args:
         model: any `Model`. Scores are comparable within a row only.
@@ -82,7 +83,7 @@ def recommend(
             finds too few gets exact search, as all do where `only` allows less than half of the items. Each call checks
             that the index was made of the model's weights, in a `frozen` block the first one does.
 
-    Raises TypeError for ids that are no strings; ValueError for a bad option, for times that do not match the
+    Raises TypeError for ids that are no strings, for a model or a fallback that is none; ValueError for a bad option, for times that do not match the
     histories, where the model knows no item of `only`, for an index of another model or of other weights, and under
     `strict` for an unknown id in a history.
 
@@ -94,6 +95,7 @@ def recommend(
     """
     k = cutoff(k)
     one_of(SEEN, "seen", seen)
+    fallback = _fallback(model, fallback)
     allowed = _allowed(model.items, only, without)
     opened = _opened(index, model)
     known, skipped = encode_ids(model.items, histories, times, strict)
@@ -123,6 +125,7 @@ def similar(
     ['b', 'c']
     """
     k = cutoff(k)
+    check_model(model)
     if not isinstance(item, str):
         raise TypeError(f"item: expected an id as a string, got {item!r}")
     (number,) = model.items.encode([item])
@@ -163,6 +166,10 @@ def recommend_users(
     """
     k = cutoff(k)
     one_of(SEEN, "seen", seen)
+    fallback = _fallback(model, fallback)
+    if not isinstance(data, Interactions):
+        what = f"data: expected Interactions, got {type(data).__name__}"
+        raise TypeError(f"{what}; Interactions.read(FILE) reads a log" if isinstance(data, str | Path) else what)
     known, skipped = known_histories(model.items, data)
     _refuse(skipped, strict)
     allowed = _allowed(model.items, only, without)
@@ -173,13 +180,11 @@ def recommend_users(
     def rows() -> Iterator[tuple[str, Row]]:
         for start in range(0, len(known), MAX_CHUNK):
             users = np.arange(start, min(start + MAX_CHUNK, len(known)))
-            apart = {
-                scorer: users[(known.lengths[users] > 0) == (scorer is model)]
-                for scorer in (model, fallback)
-                if scorer is not None
-            }
+            met = known.lengths[users] > 0
             found: dict[int, Row] = {}
-            for scorer, served in apart.items():
+            for scorer, served in ((model, users[met]), (fallback, users[~met])):
+                if scorer is None:
+                    continue
                 ranked = _ranked(scorer, known.take(served), k, seen, allowed, opened if scorer is model else None)
                 found |= dict(zip(served, (r for best in ranked for r in _rows(model.items, *best)), strict=True))
             yield from ((data.users[user], found[user]) for user in users.tolist() if user in found)
@@ -247,6 +252,19 @@ def rank(
     """`top_k` of a scorer over one or more histories: (items int64 [B, K], scores [B, K]), memory O(chunk * I)."""
     parts = list(_chunks(scorer, histories, k, seen, chunk))
     return torch.cat([items for items, _ in parts]), torch.cat([scores for _, scores in parts])
+
+
+def _fallback(model: Model, fallback: Scorer | None) -> Scorer | None:
+    """What ranks for histories without a known item. TypeError where one of the two is none of its kind."""
+    check_model(model)
+    if fallback is None:
+        return model if model.serves_strangers else None
+    if not callable(getattr(fallback, "scores", None)):
+        what = "a scorer such as Popularity(split.counts, split.items)"
+        raise TypeError(f"fallback: expected {what}, got {fallback!r}")
+    if isinstance(fallback, Model) and fallback.learns:
+        raise ValueError(f"fallback: expected a scorer that needs no history, got {fallback.name}")
+    return fallback
 
 
 def _opened(index: str | Path | ItemIndex | None, model: Model) -> ItemIndex | None:
@@ -345,11 +363,14 @@ def _known(
 def _times(times: Sequence[Sequence[float]], offsets: np.ndarray) -> np.ndarray:
     if [len(row) for row in times] != np.diff(offsets).tolist():
         raise ValueError("times: expected as many times as ids in each row, got other lengths")
-    time = number_array([moment for row in times for moment in row])
+    try:
+        time = number_array([moment for row in times for moment in row])
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"times: expected numbers, in the unit of the training data ({error})") from error
     falls = np.flatnonzero(~(time[1:] >= time[:-1])) + 1
     falls = falls[~np.isin(falls, offsets)]  # a row's first time may be less than the last time of the row above
-    if np.isnan(time).any() or len(falls):
-        at = int(falls[0]) if len(falls) else int(np.isnan(time).argmax())
+    if not np.isfinite(time).all() or len(falls):
+        at = int(falls[0]) if len(falls) else int(np.isfinite(time).argmin())
         row = int(np.searchsorted(offsets, at, side="right")) - 1
         raise ValueError(f"times: expected numbers that never fall, got {time[at]} in row {row}")
     return time

@@ -22,7 +22,7 @@ from fastcl.recsys.data import Histories
 from fastcl.recsys.data.scoring import check_items, frozen
 from fastcl.recsys.evaluation.cutoffs import Cutoffs, cutoff
 from fastcl.recsys.models import Model
-from fastcl.recsys.models.base import inner_products
+from fastcl.recsys.models.base import check_model, inner_products
 from fastcl.recsys.options import one_of
 from fastcl.recsys.serving.graph import Graph, onnx_graph, padded, torch_graph
 from fastcl.recsys.training.modelstate import digest
@@ -114,6 +114,7 @@ def export(
     >>> export(model, "index", to="faiss")["recall@10"]  # doctest: +SKIP
     """
     one_of(WRITERS, "to", to)
+    check_model(model)
     k = min(cutoff(k), len(model.items))
     check_folder("folder", folder)
     ids = model.items.ids
