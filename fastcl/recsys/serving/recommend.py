@@ -83,9 +83,9 @@ def recommend(
             finds too few gets exact search, as all do where `only` allows less than half of the items. Each call checks
             that the index was made of the model's weights, in a `frozen` block the first one does.
 
-    Raises TypeError for ids that are no strings, for a model or a fallback that is none; ValueError for a bad option, for times that do not match the
-    histories, where the model knows no item of `only`, for an index of another model or of other weights, and under
-    `strict` for an unknown id in a history.
+    Raises TypeError for ids that are no strings, for a model or a fallback that is none; ValueError for a bad option,
+    for times that do not match the histories, where the model knows no item of `only`, for an index of another model or
+    of other weights, and under `strict` for an unknown id in a history.
 
     >>> from fastcl.recsys import Items, SASRec
     >>> model = SASRec(Items(ids=("a", "b", "c")), dim=8, seed=0).eval()

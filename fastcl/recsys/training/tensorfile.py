@@ -126,7 +126,7 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
 def _open(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent}: not a whole run folder (no {path.name})")
-    path.open("rb").close()  # for the system's own error: safetensors says of any file it may not read that it is absent
+    path.open("rb").close()  # raises what the system says; safetensors calls a file absent that it may not read
     try:
         return require_safetensors().safe_open(path, "pt")
     except Exception as error:
