@@ -4,14 +4,17 @@
 
 Counted under callgrind, on one thread: the instructions of a whole step (Python, torch and the op), those of them in
 parallel regions, and the number of regions. Measured on this machine: the step on one thread and on two, the time of
-an instruction outside the regions, and that of an empty region. The model for p threads:
+an instruction outside the regions, that of an empty region, and the speed that a step on one thread keeps while
+another process takes the same step on the other core. The model for p threads:
 
     time(p) = serial + (time(1) - serial) / p + regions * empty(p)
     serial  = instructions outside the regions * time of an instruction of a step that has next to no arithmetic
     empty(p) = the time of an empty region on two threads * log2(p)
 
 It leaves out what threads do to each other through memory and clocks, and the loads of parts of different size. It is a
-bound on what dividing the work can give, not a measurement.
+bound on what dividing the work can give, not a measurement. "2 threads, cores shared" is the model with the parallel
+part at the speed of two processes, which share nothing but the machine: what is lost up to there is the machine's, and
+what is lost below it the library's.
 """
 
 import argparse
@@ -20,6 +23,7 @@ import functools
 import math
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -137,8 +141,48 @@ def measured(repeats: int) -> dict[int, dict[tuple[str, str], float]]:
     return found
 
 
-def model(one: float, serial: float, regions: float, empty: float, threads: int) -> float:
-    return serial + (one - serial) / threads + regions * empty * math.log2(threads)
+def forever(chosen: str) -> None:
+    """Takes a step on one thread until it is killed, after a line that tells that it begins."""
+    torch.set_num_threads(1)
+    (run,) = (run for shape, name, run in steps() if f"{shape} {name}" == chosen)
+    run()
+    print("begun", flush=True)
+    while True:
+        run()
+
+
+def kept(repeats: int) -> dict[tuple[str, str], float]:
+    """Of the speed of each step on one thread, the share that is left while another process takes the same step."""
+    torch.set_num_threads(1)
+    found = {}
+    for shape, name, run in steps():
+
+        def seconds(run: Callable[[], None] = run) -> float:
+            count, begun = 0, time.perf_counter()
+            while (spent := time.perf_counter() - begun) < 0.05:
+                run()
+                count += 1
+            return spent / count
+
+        command = [sys.executable, "-m", "benchmarks.bench_threads_model", "--forever", f"{shape} {name}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}) as other:
+            try:
+                assert other.stdout is not None
+                other.stdout.readline()
+                ratios = []
+                for _ in range(repeats):
+                    other.send_signal(signal.SIGSTOP)
+                    alone = seconds()
+                    other.send_signal(signal.SIGCONT)
+                    ratios.append(alone / seconds())
+            finally:
+                other.kill()
+        found[shape, name] = statistics.median(ratios)
+    return found
+
+
+def model(one: float, serial: float, regions: float, empty: float, threads: int, speed: float = 1.0) -> float:
+    return serial + (one - serial) / threads / speed + regions * empty * math.log2(threads)
 
 
 def main() -> None:
@@ -146,12 +190,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--output", type=Path, help="path without suffix")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--forever", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         child()
         return
+    if args.forever:
+        forever(args.forever)
     counts = counted()
-    seconds, empty = measured(args.repeats), empty_region(2)
+    seconds, empty, speed = measured(args.repeats), empty_region(2), kept(args.repeats)
     rows = []
     for (shape, name), count in counts.items():
         case = CASES[shape]
@@ -170,6 +217,8 @@ def main() -> None:
                 "regions": round(count.regions),
                 "2 threads, measured": one / seconds[2][shape, name],
                 "2 threads, model": one / at(2),
+                "speed beside another": speed[shape, name],
+                "2 threads, cores shared": one / at(2, speed[shape, name]),
                 **{f"{p} threads, model": one / at(p) for p in THREADS},
             }
         )

@@ -59,7 +59,7 @@ def nt_xent(
     check_tensor("view1", view1, ("B", "D"))
     check_tensor("view2", view2, tuple(view1.shape), view1.device)
     both = torch.cat([view1, view2])
-    partner = both.roll(view1.shape[0], 0)
+    partner = torch.cat([view2, view1])
     # One id per sample takes the anchor and its partner out of the sum; the partner enters it again as the positive.
     ids = torch.arange(both.shape[0], device=both.device).remainder_(view1.shape[0])
     return infonce(both, partner, both, temperature, reduction, ids=ids, negative_ids=ids, weight=weight)
