@@ -100,7 +100,14 @@ def linear_probe(
     _check_labels(test, test_labels, "test_labels")
     if not l2 > 0:
         raise ValueError(f"l2: expected a number > 0, got {l2}")
-    x, labels = train.detach().double(), train_labels.long()
+    with torch.inference_mode(False):  # tensors of an encoder's inference mode have no place in a graph: clones do
+        return _probe(*(x.detach().clone() for x in (train, train_labels, test, test_labels)), l2, iterations)
+
+
+def _probe(
+    train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor, l2: float, iterations: int
+) -> float:
+    x, labels = train.double(), train_labels.long()
     mean, spread = x.mean(0), x.std(0, unbiased=False)
     spread = torch.where(spread > 0, spread, 1.0)
     x = (x - mean) / spread
@@ -120,7 +127,7 @@ def linear_probe(
     with torch.enable_grad():
         optimizer.step(objective)
     with torch.no_grad():
-        logits = ((test.detach().double() - mean) / spread) @ weight + bias
+        logits = ((test.double() - mean) / spread) @ weight + bias
         return float((logits.argmax(1) == test_labels).double().mean())
 
 
@@ -129,7 +136,7 @@ def retrieval(
     query: Tensor,  # [N, D]
     key: Tensor,  # [N, D]
     *,
-    k: Sequence[int] = (1, 5, 10),
+    k: int | Sequence[int] = (1, 5, 10),
 ) -> dict[str, float]:
     """Recall@k of finding row i of `key` by row i of `query` among all rows by cosine, and of the reverse direction
     (image to text and text to image).
@@ -140,7 +147,7 @@ def retrieval(
 
     Args:
         query, key: [N, D], any floating dtype, N >= 1; normalised here.
-        k: cut-offs, whole numbers from 1.
+        k: a cut-off or several, whole numbers from 1.
 
     Returns: "recall@K" and "reverse recall@K" for every K, and "median rank" and "reverse median rank".
 
@@ -154,6 +161,7 @@ def retrieval(
     _check_embeddings(query=query, key=key)
     if len(query) != len(key):
         raise ValueError(f"key: expected [{len(query)}, {query.shape[1]}], got {list(key.shape)}")
+    k = [k] if isinstance(k, int) else k
     wrong = [cutoff for cutoff in k if not isinstance(cutoff, int) or cutoff < 1]
     if wrong or not k:
         raise ValueError(f"k: expected whole numbers from 1, got {tuple(k)}")

@@ -56,6 +56,9 @@ def over_rows(
     1.0999
     """
 
+    if not isinstance(module, str):
+        raise TypeError(f"module: expected a name, got {module!r}; the decorator has brackets: @fastcl.over_rows()")
+
     def publish(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
         loss = _public(formula, beside)
         return registered(module, 3, formula)(loss)
@@ -102,6 +105,8 @@ def _public(formula: Callable[..., Tensor], beside: Callable[..., float | None] 
         both = rows_both_ways if symmetric else rows_of
         rows = both(query, positive_key, temperature, negatives, expected, adjust, normalize)
         per_row = formula(rows, **constants)
+        if not isinstance(per_row, Tensor):
+            raise TypeError(f"{formula.__name__}: expected a loss for each row, got {type(per_row).__name__}")
         if per_row.shape != rows.pos.shape:
             what = f"a loss for each row, {list(rows.pos.shape)}, got {list(per_row.shape)}"
             raise ValueError(f"{formula.__name__}: expected {what}")

@@ -58,6 +58,17 @@ def test_the_probe_is_at_the_optimum_of_its_objective() -> None:
         assert evaluation.linear_probe(train, labels, test, wanted) == expected
 
 
+def test_embeddings_of_an_encoder_in_inference_mode_are_judged() -> None:
+    torch.manual_seed(4)
+    x, y = torch.randn(30, 3), torch.arange(30) % 3
+    expected = evaluation.linear_probe(x, y, x, y)
+    with torch.inference_mode():
+        made = x * 1.0
+        assert evaluation.linear_probe(made, y, made, y) == expected
+        assert evaluation.knn_accuracy(made, y, made, y, k=1) == evaluation.retrieval(made, made, k=1)["recall@1"] == 1.0
+    assert evaluation.linear_probe(made, y, made, y) == expected
+
+
 def test_retrieval_ranks_both_directions_with_ties_at_half(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "CHUNK", 50)
     torch.manual_seed(3)

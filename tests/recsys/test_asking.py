@@ -115,3 +115,20 @@ def test_a_path_is_no_model(run: str) -> None:
 def test_what_is_no_time_and_no_scorer_is_named(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         recommend(SASRec(ITEMS, **TINY), [["i1"]], **options)
+
+
+def test_item_features_move_with_the_data(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("items.csv").write_text("item,tag\n" + "".join(f"i{n},{n % 2}\n" for n in range(9)))
+    settings = ["--set", "dim=4", "batch=8", "negatives=9", "max_len=4", "--epochs", "1"]
+    trained = ["train", "log.csv", "--item-features", "items.csv", "--model", "clrec", *settings, "-o", "clrec"]
+    assert main.main(trained) == 0
+    Path("elsewhere").mkdir()
+    for name in ("log.csv", "items.csv"):
+        Path(name).rename(Path("elsewhere", name))
+    capsys.readouterr()
+    assert main.main(["evaluate", "clrec", "--data", "elsewhere/log.csv", "--by", "tag"]) == 0
+    assert "recall@10 by tag" in capsys.readouterr().out
+    Path("elsewhere/items.csv").unlink()
+    assert main.main(["evaluate", "clrec", "--data", "elsewhere/log.csv"]) == 2
+    told = "items.csv: the item features of clrec are not there; they may also lie beside the FILE of --data"
+    assert told in capsys.readouterr().err

@@ -283,6 +283,10 @@ def test_a_feature_that_groups_no_items_is_named_with_what_to_do() -> None:
     at = lines.index("feature title: 40 of 40 items have it")
     assert "its 38 values group no items: if it is their title, --title title" in lines[at + 1]
     assert str(report).count("group no items") == 2
+    with_title = log.with_features(table, title="mixed").report
+    assert "its 38 values group no items: to leave it out, --feature-columns with the others" in str(with_title)
+    with pytest.raises(ValueError, match="item_features: no title column 'nope'; the file has"):
+        log.with_features(table, title="nope")
     titled = log.with_features(table, title="title", feature_columns=["category"]).report
     assert titled is not None
     assert titled.ungrouped == {}

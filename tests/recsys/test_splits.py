@@ -149,6 +149,7 @@ def test_a_cut_may_be_a_date() -> None:
     data = Interactions.read({"user": ["u"] * 6, "item": list("abcdef"), "time": clock})
     split = data.split("time", at="2017-10-01T01:00Z")
     assert (lists(split.test.history), split.test.target.tolist()) == ([[1, 2, 3, 4]], [5])
+    assert str(split.report).startswith("split time at 2017-10-01 01:00:00 UTC: ")
     for at, message in (
         (None, "at: expected a number or an ISO date"),
         ("soon", "at: expected a number in the unit of the times or an ISO date"),

@@ -119,7 +119,8 @@ def test_bold_is_above_what_is_given() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"columns": ["recal@3"]}, "metrics: expected names among"),
+        ({"columns": ["recal@3"]}, "study.json: data: tiny: columns: expected names among"),
+        ({"runs": []}, "study.json: runs: expected at least one entry, got none"),
         ({"colums": []}, "expected no field 'colums'; did you mean columns"),
         ({"runs": [{"label": "A", "data": "tiny", "model": "gru"}]}, "A, tiny, seed 0: model: expected one of"),
         ({"runs": [{"label": "A", "data": "tidy", "model": "mf"}]}, "entry 1: data: did you mean tiny?, got 'tidy'"),

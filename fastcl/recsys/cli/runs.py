@@ -102,7 +102,7 @@ def open_runs(folders: Sequence[Path], args: argparse.Namespace) -> Opened:
         try:
             check_items(run.model, splits[place].test.history, "data")
         except ValueError as error:
-            raise ValueError(f"{run.folder}: {error}") from error
+            raise ValueError(f"{error}; the model is that of {run.folder}") from error
     (first, split), *others = splits.items()
     for place, other in others:
         if _digest(other) != _digest(split):

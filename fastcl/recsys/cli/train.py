@@ -179,7 +179,8 @@ def print_result(folder: Path, history: list[dict[str, Any]], as_json: bool) -> 
     if as_json:
         print(json.dumps({"run": str(folder), "epochs": len(history), "best": best}))
     elif METRICS[0] not in best:
-        print(f"{folder}: trained on everything, {len(history)} epochs without validation; the last one counts")
+        count = f"{len(history)} epochs" if len(history) > 1 else "1 epoch"
+        print(f"{folder}: trained on everything, {count} without validation; the last one counts")
     else:
         measured = sorted((name for name in best if "@" in name or name in WITHOUT_K), key=lambda n: n != "recall@10")
         figures = ", ".join(f"{name} {best[name]:.4f}" for name in measured)

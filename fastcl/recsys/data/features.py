@@ -43,8 +43,8 @@ def join(
         twice = next(name for k, name in enumerate(ids) if row[name] != k)
         raise ValueError(f"{where}: expected one row per item, got several of {twice!r}")
     names = [name for name in table if name not in (item, title)] if columns_of is None else list(columns_of)
-    for name in (*names, *([title] if title else [])):
-        column_of(where, list(table), "item_features", name, form.prefix)
+    for option, name in (*(("item_features", name) for name in names), *([("title", title)] if title else [])):
+        column_of(where, list(table), option, name, form.prefix)
     at = [row.get(name) for name in items.ids]
 
     def cells(name: str) -> list[Cell]:

@@ -169,7 +169,8 @@ class Interactions:
         report = self.report
         if report is not None:
             ungrouped = {name: len(feature.values) for name, feature in items.features.items() if not feature.groups}
-            report = replace(report, features=found, ungrouped=ungrouped, feature_rows_unused=unused)
+            about = {"ungrouped": ungrouped, "feature_rows_unused": unused, "titled": items.titles is not None}
+            report = replace(report, features=found, **about)
         return replace(self, items=items, report=report)._with_splits(self.recorded)
 
     def _with_splits(self, recorded: tuple[prepared.Recorded, ...]) -> Interactions:

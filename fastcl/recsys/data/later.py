@@ -105,7 +105,9 @@ def later(split: Split, before: Interactions, after: Interactions, items: Items 
     has_history = ranked[np.arange(len(row))] > ranked[starts]
     at = np.flatnonzero(fresh & has_history)
     if not len(at):
-        raise ValueError(f"on: expected a new click of a user with a click before it, got none of {fresh.sum():,}")
+        again = len(after.log.item) - int(fresh.sum())
+        got = f"none of {len(after.log.item):,}, {again:,} of which are in the earlier data too"
+        raise ValueError(f"on: expected a new click of a user with a click before it, got {got}")
     users = tuple(both.users)
     of_train = {user: n for n, user in enumerate(users)}
     test = Cases(row[at], Views(log, starts[at], nth[at]), log.item[at])

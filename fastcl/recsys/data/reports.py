@@ -66,7 +66,7 @@ class DataReport:
         first, last: the earliest and the latest time.
     features: name -> number of items in the log that have a value. ungrouped: name -> number of values, for features
         whose values hardly any two items share (titles, prices), which say little more than the item's id.
-        feature_rows_unused: items of the feature file that the log lacks.
+        feature_rows_unused: items of the feature file that the log lacks. titled: whether items have titles.
     """
 
     source: str
@@ -101,6 +101,7 @@ class DataReport:
     features: Mapping[str, int]
     ungrouped: Mapping[str, int]
     feature_rows_unused: int
+    titled: bool = False
 
     __repr__ = summary
 
@@ -142,9 +143,10 @@ class DataReport:
         for name, count in self.features.items():
             lines.append(f"feature {name}: {count:,} of {self.items:,} items have it")
             if name in self.ungrouped:
+                title = "" if self.titled else f"if it is their title, --title {name}; "
                 lines.append(
-                    f"  its {self.ungrouped[name]:,} values group no items: if it is their title, --title {name}; to "
-                    f"leave it out, --feature-columns with the others (title, feature_columns in Python)"
+                    f"  its {self.ungrouped[name]:,} values group no items: {title}to leave it out, --feature-columns "
+                    f"with the others ({'' if self.titled else 'title, '}feature_columns in Python)"
                 )
         if self.users > 2 and 2 * self.longest > self.rows:
             share = f"{self.longest:,} of {self.rows:,} rows"
@@ -268,11 +270,15 @@ class SplitReport:
         """Numbers and strings for json.dump."""
         return asdict(self)
 
+    def _cut(self, at: float) -> str:
+        unit = times.unit_of(np.array([at])) if self.how == "time" else None
+        return f"{at:.15g}" if unit is None else f"{times.iso(at, unit)} UTC"
+
     def __str__(self) -> str:
         """A readable text, one fact a line."""
         if self.how == "none":
             return f"split none: {self.train_rows:,} train rows; nothing is held out, so nothing can be evaluated"
-        cut = "" if self.at is None else f" at {self.at:g}"
+        cut = "" if self.at is None else f" at {self._cut(self.at)}"
         lines = [
             f"split {self.how}{cut}: {self.train_rows:,} train rows, {self.valid_cases:,} validation cases, "
             f"{self.test_cases:,} test cases"

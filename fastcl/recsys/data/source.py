@@ -72,12 +72,15 @@ class Source:
 
     def at(self, path: str) -> "Source":
         """The same source with its clicks at another path. Where the name of that path tells no format (a pipe's does
-        not), the format is that of the first path.
+        not), the format is that of the first path. Item features that are not where they were are looked for beside it.
         """
         if is_prepared(path):
             return replace(self, data=_checked({**{n: v for n, v in self.data.items() if n not in READ}, "path": path}))
         told = self.data.get("format") or self.data.get("delimiter") or named_format(Path(path)) or Path(path).is_dir()
         alike = {} if told else {"format": named_format(Path(self.data.get("path", "")))}
+        if (features := self.data.get("item_features")) and not Path(features).exists():
+            beside = Path(path).with_name(Path(features).name)
+            alike |= {"item_features": str(beside)} if beside.exists() else {}
         return replace(self, data=_checked({**self.data, "path": path, **alike}))
 
     def read(self) -> Interactions:
@@ -127,6 +130,8 @@ class Source:
             if error.filename is None or self.folder is None:
                 raise  # the text of the error says what is missing: a pipe, or a bundled set
             where = f"the data of {self.folder} is not there; --data FILE says where it is"
+            if error.filename == self.data.get("item_features"):
+                where = f"the item features of {self.folder} are not there; they may also lie beside the FILE of --data"
             raise FileNotFoundError(f"{error.filename}: {where}") from error
 
     def divide(self, log: Interactions) -> Split:

@@ -65,6 +65,8 @@ def read_manifest(path: Path) -> Manifest:
     for name in manifest:
         if name not in known:
             raise ValueError(f"{path}: expected no field {name!r}; {near(name, sorted(known))}")
+    if not manifest["runs"]:
+        raise ValueError(f"{path}: runs: expected at least one entry, got none")
     for nth, entry in enumerate(manifest["runs"], start=1):
         where = f"{path}: runs: entry {nth}"
         schema.keys_fit(entry, Entry, where)
@@ -106,7 +108,10 @@ def _check_source(manifest: Manifest, name: str, source: Mapping[str, Any], wher
     one_of(SEEN, f"{where}: seen", source.get("seen", "mask"))
     one_of(PROTOCOLS, f"{where}: protocol", source.get("protocol", "full"))
     schema.fits(source.get("split", {}), dict[str, Any], f"{where}: split")
-    metric_names(columns_of(manifest, name), 10, source.get("protocol", "full"), False)
+    try:
+        metric_names(columns_of(manifest, name), 10, source.get("protocol", "full"), False)
+    except ValueError as error:
+        raise ValueError(f"{where}: columns: {str(error).removeprefix('metrics: ')}") from error
 
 
 def _check_run(run: Run, where: str) -> None:
