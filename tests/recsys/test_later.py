@@ -168,7 +168,7 @@ def test_the_next_week_on_the_command_line(place: Path, capsys: pytest.CaptureFi
         (["sasrec", "--on", "week.csv", "--items", "new.csv"], "--items: expected a model that encodes item features"),
         (["clrec", "--on", "week.csv", "--items", "log.csv"], "log.csv: no items column 'tags'"),
         (["clrec", "--on", "week.csv", "--items", "items.csv"], "items.csv: expected an item that the model lacks"),
-        (["clrec", "--on", "log.csv"], "with a click before it, got none of 45, 45 of which are in the earlier data too"),
+        (["clrec", "--on", "log.csv"], "click before it, got none of 45, 45 of which are in the earlier data too"),
         (["clrec", "--on", "nothing.csv"], "nothing.csv"),
     ):
         assert call("evaluate", *words) == 2
