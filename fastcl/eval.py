@@ -101,7 +101,8 @@ def linear_probe(
     if not l2 > 0:
         raise ValueError(f"l2: expected a number > 0, got {l2}")
     with torch.inference_mode(False):  # tensors of an encoder's inference mode have no place in a graph: clones do
-        return _probe(*(x.detach().clone() for x in (train, train_labels, test, test_labels)), l2, iterations)
+        own = [x.detach().clone() for x in (train, train_labels, test, test_labels)]
+        return _probe(own[0], own[1], own[2], own[3], l2, iterations)
 
 
 def _probe(

@@ -169,8 +169,8 @@ class Interactions:
         report = self.report
         if report is not None:
             ungrouped = {name: len(feature.values) for name, feature in items.features.items() if not feature.groups}
-            about = {"ungrouped": ungrouped, "feature_rows_unused": unused, "titled": items.titles is not None}
-            report = replace(report, features=found, **about)
+            titled = items.titles is not None
+            report = replace(report, features=found, ungrouped=ungrouped, feature_rows_unused=unused, titled=titled)
         return replace(self, items=items, report=report)._with_splits(self.recorded)
 
     def _with_splits(self, recorded: tuple[prepared.Recorded, ...]) -> Interactions:
