@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pickle
@@ -301,7 +302,8 @@ def test_what_does_not_fit_is_refused(
 def test_data_is_found_or_asked_for(
     table: Path, split: Split, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fit(small(SASRec, split), split, epochs=1, out=tmp_path / "bare", progress=False)
+    of_no_file = dataclasses.replace(split)
+    fit(small(SASRec, split), of_no_file, epochs=1, out=tmp_path / "bare", progress=False)
     with pytest.raises(ValueError, match=r"config\.json names no data; expected --data FILE"):
         resume(tmp_path / "bare")
     assert main.main(train_command(table, tmp_path / "run", SASRec, 1)) == 0

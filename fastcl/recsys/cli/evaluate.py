@@ -62,7 +62,11 @@ def asked_metrics(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[int,
 
 def vectors_for(metrics: tuple[str, ...], split: Split) -> torch.Tensor | None:
     """The item features as vectors where a metric is the intra-list distance, else None."""
-    return feature_vectors(split.items) if any(parted(metric)[0] == DISTANCE for metric in metrics) else None
+    if not any(parted(metric)[0] == DISTANCE for metric in metrics):
+        return None
+    if not split.items.features:
+        raise ValueError(f"--metrics: {DISTANCE}: expected item features (train --item-features), got a run without")
+    return feature_vectors(split.items)
 
 
 def run(args: argparse.Namespace) -> None:

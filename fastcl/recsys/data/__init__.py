@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fastcl.recsys.data.containers import PAD, Cases, Feature, Histories, Items, Scorer, Split
+from fastcl.recsys.data.containers import PAD, Cases, Feature, Histories, Items, Scorer, Split, with_origin
 from fastcl.recsys.data.interactions import Interactions
 from fastcl.recsys.data.reading.textfiles import read_columns
 from fastcl.recsys.data.reports import DataReport, SplitReport
@@ -56,7 +56,8 @@ def bundled(name: str) -> Interactions:
     row = {item: k for k, item in enumerate(next(iter(table.values())))}
     order = [row[item] for item in data.items.ids]
     titles, features = describe({column: [cells[k] for k in order] for column, cells in table.items()})
-    return Interactions(Items(data.items.ids, titles, features), data.users, data.log, data.report)
+    made = Interactions(Items(data.items.ids, titles, features), data.users, data.log, data.report)
+    return with_origin(made, {"path": f"bundled:{name}"})
 
 
 _Columns = dict[str, list[str]]

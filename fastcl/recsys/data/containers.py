@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from fastcl.recsys.data.reports import DataReport, SplitReport
 from fastcl.recsys.showing import summary
 
 PAD = 0
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,6 +322,8 @@ class Split:
     data_report: DataReport | None = field(default=None, repr=False)
     # Not of the constructor: a split with other parts has none.
     digests: Mapping[str, str] = field(default_factory=dict, repr=False, init=False)
+    # "data" and "split" of a config.json: the files that it was made of, and how; {} where they are unknown.
+    origin: Mapping[str, Any] = field(default_factory=dict, repr=False, init=False)
 
     __repr__ = summary
 
@@ -331,6 +334,12 @@ class Split:
             cases = getattr(self, name)
             history = cases.history.named(self.items, users[cases.user])
             object.__setattr__(self, name, replace(cases, history=history, counts=self.counts))
+
+
+def with_origin(made: Made, origin: Mapping[str, Any]) -> Made:
+    """The same log or split, with what says how to read or make it again."""
+    object.__setattr__(made, "origin", origin)
+    return made
 
 
 def by_row(users: Sequence[str]) -> np.ndarray | Ids:

@@ -3,6 +3,7 @@ validation and test. This module calls both and neither parses nor draws the par
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fastcl.recsys.data import features, prepared, splits
-from fastcl.recsys.data.containers import Histories, Items, Split, by_row
+from fastcl.recsys.data.containers import Histories, Items, Split, by_row, with_origin
 from fastcl.recsys.data.reading.collector import Log
 from fastcl.recsys.data.reading.formats import Form, ItemForm, Options, refuse_unused
 from fastcl.recsys.data.reading.sources import Source, read_log
@@ -41,6 +42,8 @@ class Interactions:
     report: DataReport | None = field(default=None, repr=False)
     # Of a prepared folder, and not of the constructor: another log has none.
     recorded: tuple[prepared.Recorded, ...] = field(default=(), repr=False, init=False)
+    # The files and options that `read` made the log of, "data" of a config.json; {} where a part of it was no file.
+    origin: Mapping[str, Any] = field(default_factory=dict, repr=False, init=False)
 
     __repr__ = summary
 
@@ -129,9 +132,11 @@ class Interactions:
         if isinstance(source, str | Path) and prepared.is_prepared(source):
             _refuse_options(options, source, item_features)
             found = prepared.read(Path(source))
-            return featured(cls(found.items, found.users, found.log, found.report)._with_splits(found.splits))
-        data, _ = _ordered(read_log([source], options), repeats)
-        return featured(data)
+            data = cls(found.items, found.users, found.log, found.report)._with_splits(found.splits)
+        else:
+            data, _ = _ordered(read_log([source], options), repeats)
+        origin = origin_of({"path": source, "item_features": item_features}, {**vars(options), **of_items})
+        return with_origin(featured(data), origin)
 
     def with_features(
         self,
@@ -220,7 +225,8 @@ class Interactions:
             made = splits.split(self.items, self.users, self.log, how, at, ties, seed)
             made = replace(made, data_report=self.report)
         splits.warn_of_leak(made.report)
-        return made
+        own = {"how": how, "at": at.item() if isinstance(at, np.number) else at, "ties": ties, "seed": seed}
+        return with_origin(made, {"data": self.origin, "split": own} if self.origin else {})
 
     @classmethod
     def presplit(
@@ -275,7 +281,20 @@ class Interactions:
             data.items, data.users, histories, splits.per_user(part, histories), how="files", at=None, ties="input",
             seed=seed, targets=targets, validates=valid is not None or hold_out > 0,
         )  # fmt: skip
-        return replace(made, data_report=data.report)
+        own = {"targets": targets, "hold_out": hold_out} if hold_out or targets != "first" else {}
+        files_of = {"path": train, "valid": valid, "test": test, "item_features": item_features}
+        origin = origin_of(files_of, {**vars(checked), **of_items, **own})
+        whole = {"data": origin, "split": {"how": "last-one", "seed": seed}} if origin else {}
+        return with_origin(replace(made, data_report=data.report), whole)
+
+
+def origin_of(sources: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """ "data" of a config.json for sources that are all files, by their absolute paths; else {}."""
+    files = {name: source for name, source in sources.items() if source is not None}
+    if not all(isinstance(source, str | Path) and str(source) != "-" for source in files.values()):
+        return {}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+    return {**plain, **{name: os.path.abspath(path) for name, path in files.items()}}
 
 
 def with_items(

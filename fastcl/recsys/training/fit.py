@@ -95,7 +95,8 @@ def fit(
             items, users and feature values by their names, all others as they are. New items begin with the mean of the
             rows of earlier items that share a feature value, or as they were drawn. Queues and the optimiser's moments
             begin empty. config.json records the run and the SHA-256 of its weights.
-        record: further fields of config.json, such as the path and options of the data.
+        record: further fields of config.json. Where it has neither "data" nor "split", these are recorded of a split
+            whose log `Interactions.read` made of files, so that commands on the run can read them again.
         on_epoch: a function that gets an `Epoch` after each epoch, when the run folder holds it. The model has the
             weights of that epoch then. Where the function returns True, the training ends as after a last epoch, and
             `resume` can go on from there. An error of the function is a RuntimeWarning, and the training goes on. Of
@@ -138,6 +139,8 @@ def fit(
                 device=model.device.type,
             )
             loop.check(model, split, settings)
+            if split.origin and not {"data", "split"} & {*(record or {})}:
+                record = {**Source(split.origin["data"], split.origin["split"]).to_json(), **(record or {})}
             if init is not None:
                 record = {**(record or {}), "init": warm.start(model, init)}
                 if progress and processes.leads():
