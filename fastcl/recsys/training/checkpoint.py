@@ -314,7 +314,8 @@ def check_free(folder: Path, force: bool) -> None:
     # Files without config.json remain of a run that was killed while it was being written; they may be overwritten.
     left = set() if "config.json" in names else {name for name in names if _is_ours(folder / name)}
     if names - left and not (force or runs_in(folder)):
-        raise FileExistsError(f"{folder}: exists and is not empty; --force (force=True in Python) overwrites the run in it")
+        how = "--force (force=True in Python) overwrites the run in it"
+        raise FileExistsError(f"{folder}: exists and is not empty; {how}")
     check_ours(folder)
 
 
