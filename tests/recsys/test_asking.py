@@ -11,6 +11,7 @@ from tiny_runs import ITEMS, TINY, write_table
 
 from fastcl.recsys import (
     Interactions,
+    Items,
     Popular,
     SASRec,
     export,
@@ -71,6 +72,16 @@ def test_data_that_has_moved_is_named_or_asked_for(run: str, capsys: pytest.Capt
 def test_a_limit_is_named_where_it_leaves_nothing(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(run, "--history", "i1", "--only", "i1", "--seen", "mask") == 0
     assert "the history holds every item that --only and --without allow" in capsys.readouterr().err
+
+
+def test_an_id_that_holds_a_comma_asks_for_quotes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(SASRec(Items(("a,b", "c", "d")), seed=0, **TINY).eval(), tmp_path / "run")
+    for words, noted in ((["--history", "a,b"], True), (["--history", '"a,b"'], False), (["--history", "c,d"], False)):
+        assert call(str(tmp_path / "run"), *words) == 0
+        told = """note: --history: an id that holds a comma stands in quotes: '"a,b"'"""
+        assert (told in capsys.readouterr().err) is noted
+    assert call(str(tmp_path / "run"), "--history", "c", "--without", "a,b") == 0
+    assert "--without: an id that holds a comma" in capsys.readouterr().err
 
 
 def test_popular_items_are_for_strangers_too(run: str, capsys: pytest.CaptureFixture[str]) -> None:

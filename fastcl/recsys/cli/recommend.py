@@ -106,6 +106,7 @@ def run(args: argparse.Namespace) -> None:
     strangers = 0
     if args.users is None:
         history = _fields(args.history)
+        _say_quotes("--history", history, model.items)
         found = recommend(model, [history], args.k, seen, times=times, **limits)
         rows, skipped, clicks = [(None, row) for row in found], found.skipped, len(history)
         strangers = len(found.left_out)
@@ -229,9 +230,17 @@ def say_unknown(args: argparse.Namespace, items: Items) -> None:
     """Says which ids of --only and --without the run does not know."""
     for name in ("only", "without"):
         ids = getattr(args, name) or []
+        _say_quotes(f"--{name}", ids, items)
         unknown = [ids[n] for n in np.flatnonzero(items.encode(ids) == PAD)]
         if unknown:
             _say(f"--{name}: {len(unknown):,} of {len(ids):,} items are unknown", unknown)
+
+
+def _say_quotes(option: str, ids: list[str], items: Items) -> None:
+    """Says so where parts between commas are no ids, but together are one."""
+    whole = ",".join(ids)
+    if len(ids) > 1 and items.encode([whole])[0] != PAD and not items.encode(ids).any():
+        tell([f"""{option}: an id that holds a comma stands in quotes: '"{whole}"'"""])
 
 
 def _say(what: str, names: list[str] | tuple[str, ...]) -> None:
