@@ -81,6 +81,16 @@ def test_faiss_index_and_its_recall(tmp_path):
         export(model, tmp_path / "bad", to="faiss", index="Nonsense", queries=queries)
 
 
+def test_an_export_lies_beside_no_file_of_other_weights(tmp_path):
+    first, second = (SASRec(ITEMS, dim=8, seed=seed).eval() for seed in (0, 1))
+    export(first, tmp_path)
+    export(first, tmp_path, "faiss")
+    assert {file.name for file in tmp_path.iterdir()} == {"vectors.npy", "index.faiss", "ids.json", "export.json"}
+    (tmp_path / "notes.txt").write_text("of somebody")
+    export(second, tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"vectors.npy", "ids.json", "export.json", "notes.txt"}
+
+
 def test_command(tmp_path, capsys):
     pytest.importorskip("faiss")
     log = tmp_path / "log.csv"

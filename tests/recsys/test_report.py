@@ -116,6 +116,9 @@ def test_the_page_and_its_pictures(tmp_path: Path) -> None:
     parts = {"loss": 3.0, "loss_parts": {"kl": 1.0, "reconstruction": 2.0}, "ndcg@10": 0.1}
     logs = {"<first>": [line, {**line, "loss": 1.0}], "latent": [parts, parts]}
     notes = ["<two> of 3 epochs"]
+    (tmp_path / "out").mkdir()
+    for name in ("index.html", "numbers.json", "groups-9.png", "logo.png"):
+        (tmp_path / "out" / name).write_bytes(b"of an earlier report, or of somebody")
     files = report(models, split, tmp_path / "out", title="<log>", logs=logs, ratios=(0.0, 0.5), notes=notes)
     names = ["validation-ndcg", "validation-recall", "training", "impressions", "diversity", "popularity", "groups-1"]
     names += ["groups-2", "groups-3", "robustness-delete", "robustness-replace", "intents-1", "queue-age", "queue-hits"]
@@ -123,6 +126,8 @@ def test_the_page_and_its_pictures(tmp_path: Path) -> None:
     assert [file.name for file in files] == [*(f"{name}.png" for name in names), "numbers.json", "index.html"]
     assert all((tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in names)
 
+    left = {file.name for file in (tmp_path / "out").iterdir()}
+    assert left == {*(file.name for file in files), "logo.png"}  # the earlier report had more groups
     numbers = json.loads((tmp_path / "out" / "numbers.json").read_text())
     assert set(numbers["results"]) == {*models, "popularity", "co-occurrence"}
     assert set(numbers["impressions"]) == {TRAINED, *models}

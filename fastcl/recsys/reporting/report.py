@@ -75,8 +75,8 @@ def report(
 ) -> list[Path]:
     """Writes index.html, NAME.png for every picture on it, and numbers.json into the folder `out`.
 
-    An earlier index.html is removed first and the new one is written last, so that index.html never lies beside files
-    of another report.
+    An earlier index.html is removed first, with the pictures that the new report lacks, and the new one is written
+    last, so that index.html never lies beside files of another report.
 
     models: name -> model. title: the name of the data, for the headline. logs: name -> the lines of its metrics.jsonl.
         epochs: name -> the number of epochs that its training was planned for. seeds: name -> seed of its training, for
@@ -108,8 +108,15 @@ def report(
     }
     files["numbers.json"] = [json.dumps(numbers | {"runs": runs}, indent=1).encode() + b"\n"]
     files["index.html"] = [_page(title, numbers, runs, sections, look, notes).encode(errors="backslashreplace")]
-    write_set(Path(out), files)
+    write_set(Path(out), files, without=_pictures_of(Path(out)) - files.keys())
     return [Path(out) / name for name in files]
+
+
+def _pictures_of(out: Path) -> set[str]:
+    """The names of the pictures of an earlier report in the folder."""
+    kinds = {*FOR_USERS, *FOR_DEVELOPERS, "diversity", "popularity"}
+    found = {path.name for path in out.glob("*.png") if path.stem.partition("-")[0] in kinds}
+    return found if all((out / name).is_file() for name in FILES) else set()
 
 
 def _run(name: str, numbers: Numbers, model: Model, epochs: int | None, seed: int | None) -> dict[str, Any]:

@@ -84,6 +84,8 @@ def export(
                       (query_ms) and of exact search (exact_ms), each in this process on torch's threads; with an
                       encoder its inputs, and how many clicks it reads
 
+    Files of an earlier export of other weights in the folder are removed, those of the same weights stay.
+
     The metric is the inner product, and a query is `query_vectors(model, [["id", ...]])`: temperature, normalisation
     and biases are part of the vectors. Where a history has several queries, `nearest` searches for all of them.
     `recommend(..., index=folder)` uses an index that was written here.
@@ -144,14 +146,22 @@ def export(
     if recall is not None:
         found |= {"index": index, f"recall@{k}": recall, "query_count": len(queries), **about, **clock}
     texts = {"ids.json": json.dumps(list(ids), ensure_ascii=False), "export.json": json.dumps(found, indent=2)}
-    write_set(
-        Path(folder),
-        {
-            **{name: [content] for name, content in written.files.items()},
-            **{name: [f"{text}\n".encode()] for name, text in texts.items()},
-        },
-    )
+    files = {
+        **{name: [content] for name, content in written.files.items()},
+        **{name: [f"{text}\n".encode()] for name, text in texts.items()},
+    }
+    write_set(Path(folder), files, without=_of_others(Path(folder), found["weights_sha256"]) - files.keys())
     return found
+
+
+def _of_others(folder: Path, weights: str) -> set[str]:
+    """The files of an earlier export of other weights in the folder, which must not lie beside those of `weights`."""
+    try:
+        about = json.loads((folder / "export.json").read_bytes())
+    except (OSError, ValueError):
+        return set()
+    own = not isinstance(about, dict) or about.get("weights_sha256") in (None, weights)
+    return set() if own else {*FILES}
 
 
 def nearest(search: Search, queries: np.ndarray, k: Cutoffs) -> tuple[np.ndarray, np.ndarray]:
