@@ -146,11 +146,11 @@ def export(
     if recall is not None:
         found |= {"index": index, f"recall@{k}": recall, "query_count": len(queries), **about, **clock}
     texts = {"ids.json": json.dumps(list(ids), ensure_ascii=False), "export.json": json.dumps(found, indent=2)}
-    files = {
+    files: dict[str, list[bytes | memoryview]] = {
         **{name: [content] for name, content in written.files.items()},
         **{name: [f"{text}\n".encode()] for name, text in texts.items()},
     }
-    write_set(Path(folder), files, without=_of_others(Path(folder), found["weights_sha256"]) - files.keys())
+    write_set(Path(folder), files, without=_of_others(Path(folder), digest(model)) - files.keys())
     return found
 
 
