@@ -314,7 +314,7 @@ def test_commands_on_a_run_that_was_trained_on_everything(tmp_path: Path, capsys
     assert not Path(run).exists()
     assert main.main([*train, "-o", run]) == 0
     shown = capsys.readouterr()
-    assert shown.out == f"{run}: trained on everything, 2 epochs without validation; the last one counts\n"
+    assert shown.out == f"{run}: trained without validation, 2 epochs; the last one counts\n"
     assert "no validation" in shown.err
     for command in (["evaluate", run], ["compare", run], ["report", run, "-o", str(tmp_path / "pictures")]):
         assert main.main(command) == 2

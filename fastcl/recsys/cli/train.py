@@ -180,7 +180,7 @@ def print_result(folder: Path, history: list[dict[str, Any]], as_json: bool) -> 
         print(json.dumps({"run": str(folder), "epochs": len(history), "best": best}))
     elif METRICS[0] not in best:
         count = f"{len(history)} epochs" if len(history) > 1 else "1 epoch"
-        print(f"{folder}: trained on everything, {count} without validation; the last one counts")
+        print(f"{folder}: trained without validation, {count}; the last one counts")
     else:
         measured = sorted((name for name in best if "@" in name or name in WITHOUT_K), key=lambda n: n != "recall@10")
         figures = ", ".join(f"{name} {best[name]:.4f}" for name in measured)

@@ -142,7 +142,7 @@ def export(
     found = {"model": model.name, "items": len(ids), "dim": vectors.shape[1], "metric": "inner product"}
     found |= {"queries_per_history": per_history}
     (file, content), *_ = written.files.items()
-    found |= {"file": file, "bytes": len(content), "weights_sha256": digest(model), **written.facts}
+    found |= {"file": file, "bytes": len(content), "weights_sha256": (weights := digest(model)), **written.facts}
     if recall is not None:
         found |= {"index": index, f"recall@{k}": recall, "query_count": len(queries), **about, **clock}
     texts = {"ids.json": json.dumps(list(ids), ensure_ascii=False), "export.json": json.dumps(found, indent=2)}
@@ -150,7 +150,7 @@ def export(
         **{name: [content] for name, content in written.files.items()},
         **{name: [f"{text}\n".encode()] for name, text in texts.items()},
     }
-    write_set(Path(folder), files, without=_of_others(Path(folder), digest(model)) - files.keys())
+    write_set(Path(folder), files, without=_of_others(Path(folder), weights) - files.keys())
     return found
 
 
