@@ -62,6 +62,7 @@ def test_the_default_is_contrastive_and_the_authors_program_has_its_own_defaults
         ({"reconstruction": "mse"}, "reconstruction: expected one of softmax, sampled, bce, got 'mse'"),
         ({"contrast": "moco"}, "contrast: expected one of infonce, dcl, .*, nt_xent, got 'moco'"),
         ({"kl_weight": -1.0}, "kl_weight: expected at least 0"),
+        ({"label_smoothing": 0.1, "reconstruction": "bce"}, "label_smoothing: expected 0 with recon"),
         ({"normalize": -0.1}, "normalize: expected from 0 to 1, got -0.1"),
         ({"kl_steps": 0}, "kl_steps: expected at least 1, got 0"),
         ({"temperature_is": "hot"}, "temperature_is: expected one of fixed, learned, got 'hot'"),

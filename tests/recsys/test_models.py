@@ -120,6 +120,8 @@ def test_every_parameter_learns(model_class):
         (SASRecConfig, {"debias": -1.0}, "debias: expected at least 0"),
         (SASRecConfig, {"dropout": 1.0}, "dropout: expected at least 0 and below 1, got 1.0"),
         (SASRecConfig, {"normalize": 1.5}, "normalize: expected from 0 to 1, got 1.5"),
+        (SASRecConfig, {"label_smoothing": 1.5}, "label_smoothing: expected from 0 to 1, got 1.5"),
+        (SASRecConfig, {"label_smoothing": 0.1, "loss": "bce"}, "label_smoothing: expected 0 with loss=bce, got 0.1"),
         (SASRecConfig, {"blocks": 0}, "blocks: expected at least 1, got 0"),
         (CLRecConfig, {"negatives": 256}, "negatives: expected at least 257, got 256"),
         (CLRecConfig, {"encoder": "gru"}, "encoder: expected one of pooling, sasrec, got 'gru'"),
@@ -197,11 +199,12 @@ def test_sasrec_attention_equals_a_plain_loop():
         torch.testing.assert_close(found[at], y + block.feed(block.norm_feed(y)), atol=1e-5, rtol=1e-5)
 
 
-def test_sasrec_softmax_is_cross_entropy_over_the_items():
-    model = SASRec(items(), seed=2, batch=64, **OPTIONS).eval()
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_sasrec_softmax_is_cross_entropy_over_the_items(smoothing):
+    model = SASRec(items(), seed=2, batch=64, label_smoothing=smoothing, **OPTIONS).eval()
     (batch,) = model.batches(histories(), np.random.default_rng(0))
     hidden = model(batch.item, batch.clicks)
-    expected = F.cross_entropy(hidden @ model.item.weight[1:].T, batch.target - 1)
+    expected = F.cross_entropy(hidden @ model.item.weight[1:].T, batch.target - 1, label_smoothing=smoothing)
     torch.testing.assert_close(model.loss(batch), expected)
     model.loss(batch).backward()
     (grad,) = torch.autograd.grad(expected, model.position.weight)

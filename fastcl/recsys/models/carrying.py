@@ -21,7 +21,7 @@ MAY_DIFFER = (
     *("temperature", "positive_temperature", "debias", "log_q", "mask_rate", "last_only", "duplicates", "propensity"),
     *("weight_limit", "lam", "epsilon", "weight", "gamma", "decay", "margin", "init", "polarity", "separation"),
     *("balance", "kl_weight", "kl_steps", "contrast", "contrast_weight", "augment", "served"),
-    *("table", "table_rule", "table_rate"),
+    *("table", "table_rule", "table_rate", "label_smoothing"),
 )
 
 

@@ -33,7 +33,8 @@ class Every(NamedTuple):
 
 class Scored(NamedTuple):
     """The items 1..I as a loss sees them: `rows` and `bias` look items up, int64 [n] -> [n, D] and [n], the bias joins
-    the logits; `every` gives those of all items.
+    the logits; `every` gives those of all items. `smoothing` is the share of a target that the full softmax spreads
+    evenly over all items; the other losses do not read it.
     """
 
     total: int  # I
@@ -41,12 +42,13 @@ class Scored(NamedTuple):
     bias: Callable[[Tensor], Tensor]
     every: Callable[[], Every]
     log_share: Tensor | None = None  # [I], log of each item's share of the clicks, where a loss draws by it
+    smoothing: float = 0.0
 
 
-def scored(table: Tensor, bias: Tensor, log_share: Tensor | None = None) -> Scored:
+def scored(table: Tensor, bias: Tensor, log_share: Tensor | None = None, smoothing: float = 0.0) -> Scored:
     """Of a whole table [I+1, D], with padding in row 0, and a bias [I] of the items 1..I."""
     rows = functools.partial(F.embedding, weight=table)
-    return Scored(len(bias), rows, lambda item: bias[item - 1], lambda: Every(table[1:], bias), log_share)
+    return Scored(len(bias), rows, lambda item: bias[item - 1], lambda: Every(table[1:], bias), log_share, smoothing)
 
 
 class ItemLoss(NamedTuple):
@@ -74,12 +76,18 @@ def as_multiplied(*rows: Tensor) -> tuple[Tensor, ...]:
 
 def full_softmax(hidden: Tensor, items: Scored, target: Tensor, negative: Tensor) -> Tensor:
     """Cross-entropy over the whole item table; reads no negatives. Several processes that share out the table compute
-    it together, each the mean over its own positions (0 over none).
+    it together, each the mean over its own positions (0 over none), without smoothing (ValueError).
     """
     rows, bias, ids = items.every()
     hidden, rows = as_multiplied(hidden, rows)
     if ids is None:
-        return fastcl.linear_cross_entropy(hidden, rows, target - 1, linear_bias=bias)
+        return fastcl.linear_cross_entropy(
+            hidden, rows, target - 1, linear_bias=bias, label_smoothing=items.smoothing
+        )
+    if items.smoothing:
+        raise ValueError(
+            f"label_smoothing: expected 0 where processes share out the item table, got {items.smoothing:g}"
+        )
     loss = fastcl.distributed.sharded_cross_entropy(hidden, rows, target, ids=ids, bias=bias, reduction="none")
     return loss.sum() / max(1, len(loss))
 

@@ -28,6 +28,7 @@ from fastcl.recsys.models.batching import (
 from fastcl.recsys.models.layers import (
     NORMALIZE_MEANING,
     POSITIONS,
+    SMOOTHING_MEANING,
     CausalBlock,
     Dropout,
     seeded,
@@ -93,6 +94,7 @@ class SASRecConfig:
         """Strength of logit adjustment (Menon et al. 2021). Training adds debias * log(share of the train clicks) to
         each item's logit and scoring does not, so that the scores leave out this part of an item's popularity.""",
     )
+    label_smoothing: float = setting(0.0, SMOOTHING_MEANING)
     normalize: float = setting(0.0, NORMALIZE_MEANING)
     lr: float = setting(1e-3, "Learning rate of the first step.")
     table: str = setting("auto", TABLE_MEANING, TABLES)
@@ -103,6 +105,9 @@ class SASRecConfig:
         for name in ("dim", "blocks", "heads", "max_len", "batch", "samples"):
             at_least(1, name, getattr(self, name))
         between(0.0, 1.0, "dropout", self.dropout)
+        up_to(1.0, "label_smoothing", self.label_smoothing)
+        if self.label_smoothing and self.loss != "softmax":
+            raise ValueError(f"label_smoothing: expected 0 with loss={self.loss}, got {self.label_smoothing}")
         up_to(1.0, "normalize", self.normalize)
         above(0.0, "lr", self.lr)
         between(0.0, math.inf, "debias", self.debias)
@@ -206,7 +211,8 @@ class SASRec(Model):
     def loss(self, batch: Batch) -> Tensor:
         # Without a click, as a process has none of a batch that is smaller than the processes are many: no state.
         hidden = self(batch.item, batch.clicks) if len(batch.item) else self.norm(self.item(batch.item))
-        items = Scored(len(self.items), self.item, lambda item: self.bias[item - 1], self._every, self.log_share)
+        bias, smoothing = lambda item: self.bias[item - 1], self.config.label_smoothing
+        items = Scored(len(self.items), self.item, bias, self._every, self.log_share, smoothing)
         return ITEM_LOSSES[self.config.loss].loss(hidden, items, batch.target, batch.negative)
 
     def _every(self) -> Every:

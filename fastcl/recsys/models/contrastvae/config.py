@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fastcl.recsys.models.contrastvae.rules import RULES
 from fastcl.recsys.models.contrastvae.views import CONTRASTS, SEQUENCE
-from fastcl.recsys.models.layers import NORMALIZE_MEANING, POSITIONS
+from fastcl.recsys.models.layers import NORMALIZE_MEANING, POSITIONS, SMOOTHING_MEANING
 from fastcl.recsys.options import above, at_least, between, one_of, up_to
 from fastcl.recsys.settings import check_choices, setting
 
@@ -66,6 +66,7 @@ class ContrastVAEConfig:
         """Strength of logit adjustment (Menon et al. 2021). Training adds debias * log(share of the train clicks) to
         each item's logit and scoring does not, so that the scores leave out this part of an item's popularity.""",
     )
+    label_smoothing: float = setting(0.0, SMOOTHING_MEANING)
     normalize: float = setting(0.0, NORMALIZE_MEANING)
     contrast: str = setting(
         "infonce",
@@ -93,6 +94,10 @@ class ContrastVAEConfig:
             between(0.0, 1.0, name, getattr(self, name))
         for name in ("debias", "contrast_weight", "kl_weight"):
             between(0.0, float("inf"), name, getattr(self, name))
+        up_to(1.0, "label_smoothing", self.label_smoothing)
+        if self.label_smoothing and self.reconstruction != "softmax":
+            wanted = f"expected 0 with reconstruction={self.reconstruction}"
+            raise ValueError(f"label_smoothing: {wanted}, got {self.label_smoothing}")
         up_to(1.0, "normalize", self.normalize)
         for name in ("temperature", "lr"):
             above(0.0, name, getattr(self, name))

@@ -168,7 +168,7 @@ class ContrastVAE(Model):
         """The weighted terms whose sum is the loss: reconstruction and kl of both views, contrast, alpha."""
         config = self.config
         reconstruction, kl, pooled = self.bias.new_zeros(()), self.bias.new_zeros(()), []
-        items = scored(self.item.weight[:-1], self.bias)
+        items = scored(self.item.weight[:-1], self.bias, smoothing=config.label_smoothing)
         for nth, (view, embedded) in enumerate(zip(batch, self.rules.embed(self, batch), strict=True)):
             clicks = view.clicks
             mu, log_variance = self.posterior(embedded, clicks, self.rules.masks(clicks, view.item))
