@@ -63,8 +63,8 @@ def glorot_normal(model: nn.Module) -> None:
 NORMALIZE_MEANING = """Strength of tau-normalisation (Kang et al. 2020): scoring divides each item's vector by its
 length to this power, from 0, the vectors of training, to 1, vectors of length one. Training does not, and may make the
 vectors of rarely clicked items too long."""
-SMOOTHING_MEANING = """Label smoothing (Szegedy et al. 2016) of the softmax over all items: the share of a target, from 0
-    to 1, that is spread evenly over all items. The other losses do not take it."""
+SMOOTHING_MEANING = """Label smoothing (Szegedy et al. 2016) of the softmax over all items: the share of a target,
+    from 0 to 1, that is spread evenly over all items. The other losses do not take it."""
 
 
 def shortened(rows: Tensor, power: float) -> Tensor:
