@@ -249,7 +249,7 @@ def test_a_folder_with_content_is_refused_unless_forced(tmp_path):
     out = tmp_path / "run"
     fit(small(SASRec, split), split, epochs=2, out=out, progress=False)
     before = (out / "model.safetensors").read_bytes()
-    with pytest.raises(FileExistsError, match="exists and is not empty; --force .* overwrites"):
+    with pytest.raises(FileExistsError, match="exists and is not empty; --force overwrites"):
         fit(small(SASRec, split, seed=1), split, epochs=1, out=out, progress=False)
     assert (out / "model.safetensors").read_bytes() == before
     fit(small(SASRec, split, seed=1), split, epochs=1, out=out, force=True, progress=False)

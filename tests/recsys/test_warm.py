@@ -15,6 +15,7 @@ import torch
 
 from fastcl.recsys import MODELS, Feature, Histories, Interactions, Items, Model, fit, load, resume, save
 from fastcl.recsys.cli import main
+from fastcl.recsys.cli.runs import Run, groups_of
 from fastcl.recsys.models.base import UserModel, make
 from fastcl.recsys.models.carrying import MAY_DIFFER, carry
 from fastcl.recsys.training import state, warm
@@ -162,3 +163,17 @@ def test_the_run_of_a_command_goes_on_and_says_where_it_began(
         assert main.main(words) == 2
         assert text in capsys.readouterr().err
         assert not Path("x/config.json").exists()
+
+
+def test_a_setting_that_an_earlier_run_does_not_record_is_what_it_had(tmp_path: Path) -> None:
+    old = Path(__file__).parent / "runs_of_format_1"
+    before = json.loads((old / "clrec" / "config.json").read_text())
+    assert "log_q" not in before["config"]
+    words = ["train", str(old / "log.csv"), "--init", str(old / "clrec"), "--epochs", "1", "-o", str(tmp_path / "new")]
+    assert main.main(words) == 0
+    after = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert after["config"]["log_q"] == 0.0
+    # Whether a run records a setting or has it by its time, it is the same setting.
+    recorded = {**before, "config": after["config"]}
+    runs = [Run(Path(name), config, load(tmp_path / "new")) for name, config in (("a", before), ("b", recorded))]
+    assert len(groups_of(runs)) == 1

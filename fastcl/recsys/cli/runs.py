@@ -136,7 +136,7 @@ def _alike(runs: Sequence[Run]) -> list[str]:
     """A note for runs of the same settings and the same seed, such as a run and its copy."""
     found: dict[str, list[str]] = {}
     for run in runs:
-        found.setdefault(json.dumps([_settings(run.config), run.config.get("seed")], sort_keys=True), []).append(
+        found.setdefault(json.dumps([_settings(run), run.config.get("seed")], sort_keys=True), []).append(
             str(run.folder)
         )
     several = (folders for folders in found.values() if len(folders) > 1)
@@ -233,22 +233,23 @@ def groups_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """
     found: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(json.dumps(_settings(run.config), sort_keys=True), []).append(run)
+        found.setdefault(json.dumps(_settings(run), sort_keys=True), []).append(run)
     names = {}
     for members in found.values():
         model = members[0].model.name
-        alike = [_settings(other[0].config) for other in found.values() if other[0].model.name == model]
-        own = _settings(members[0].config)
+        alike = [_settings(other[0]) for other in found.values() if other[0].model.name == model]
+        own = _settings(members[0])
         apart = [key for key in own if any(other.get(key) != own[key] for other in alike)]
         names[" ".join([model, *(f"{key}={own[key]}" for key in apart)])] = members
     return names
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    flat = {key: value for key, value in config.items() if key not in (*NO_SETTINGS, "config")}
+def _settings(run: Run) -> dict[str, Any]:
+    """Those of the model, also where the run is older than one of them, and those of the training."""
+    flat = {key: value for key, value in run.config.items() if key not in (*NO_SETTINGS, "config")}
     if "init" in flat:
         flat["init"] = f"{flat['init']['run']}@{flat['init']['sha256'][:8]}"
-    return {**config["config"], **(state.EARLIER if "epochs" in flat else {}), **flat}
+    return {**vars(run.model.config), **(state.EARLIER if "epochs" in flat else {}), **flat}
 
 
 def _digest(split: Split) -> str:

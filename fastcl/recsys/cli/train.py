@@ -146,7 +146,7 @@ def _settings_of(config: dict[str, Any] | None, model: str) -> dict[str, Any]:
     """The settings in an earlier run's config.json; none where it is of another model, which `warm.start` refuses."""
     if config is None or config["model"] != model:
         return {}
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in config["config"].items()}
+    return checkpoint.settings_in(config)
 
 
 def _check_free(out: Path, folders: list[Path], force: bool) -> None:

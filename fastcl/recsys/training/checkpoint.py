@@ -156,6 +156,12 @@ def load(folder: str | Path) -> Model:
     return model.eval()
 
 
+def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's settings in the content of a config.json, with those that runs of its time did not record."""
+    recorded = {key: tuple(value) if isinstance(value, list) else value for key, value in config["config"].items()}
+    return {**getattr(MODELS[config["model"]].Config, "EARLIER", {}), **recorded}
+
+
 def build(folder: Path) -> Model:
     """The model that config.json and items.json describe, with initial weights instead of the run's."""
     config = read_config(folder)
@@ -167,8 +173,7 @@ def build(folder: Path) -> Model:
     except ValueError as error:
         raise ValueError(f"{path}: damaged ({error})") from error
     kind = MODELS[config["model"]]
-    options = dict(getattr(kind.Config, "EARLIER", {}))
-    options |= {key: tuple(value) if isinstance(value, list) else value for key, value in config["config"].items()}
+    options = settings_in(config)
     if issubclass(kind, UserModel):
         options["users"] = tuple(table.get("users") or ())
     try:
@@ -314,7 +319,7 @@ def check_free(folder: Path, force: bool) -> None:
     # Files without config.json remain of a run that was killed while it was being written; they may be overwritten.
     left = set() if "config.json" in names else {name for name in names if _is_ours(folder / name)}
     if names - left and not (force or runs_in(folder)):
-        how = "--force (force=True in Python) overwrites the run in it"
+        how = "--force overwrites the run in it (force=True in Python)"
         raise FileExistsError(f"{folder}: exists and is not empty; {how}")
     check_ours(folder)
 
