@@ -1,6 +1,7 @@
-"""Tables of how far the studies can be trusted: paired tests over users, what the runs cost, what was searched.
+"""Tables of how far the studies can be trusted: paired tests over users, what the runs cost, what was searched;
+and what single ideas gave.
 
-From paired.json, contrastvae.json and the manifests in studies/.
+From paired.json, contrastvae.json, ideas.json and the manifests in studies/.
 """
 
 import statistics
@@ -11,6 +12,7 @@ from benchmarks.common import markdown, results
 from benchmarks.tables_studies import AMAZON, Row, study
 from fastcl.recsys.evaluation.paired import stars
 from fastcl.recsys.showing import number
+from fastcl.recsys.studies.summary import cell as seeds_cell
 
 
 def paired(name: str) -> str:
@@ -61,8 +63,35 @@ def searched() -> str:
     return "\n\n".join(parts)
 
 
+def ideas(name: str) -> str:
+    """One data set: validation figures of the best epoch, means over seeds with the standard deviation, the training as
+    it is first and then the ideas by NDCG@20. The difference is that from the training as it is with the same seeds, in
+    standard deviations of its seeds too.
+    """
+    found: dict[str, dict[int, Row]] = {}
+    for row in results("ideas")["rows"]:
+        if row["set"] == name:
+            found.setdefault(row["idea"], {})[row["seed"]] = row
+    base = {seed: row["valid"]["ndcg@20"] for seed, row in found["as it is"].items()}
+    rows = []
+    for idea, group in found.items():
+        cells: Row = {"": idea, "seeds": str(len(group))}
+        for metric, head in (("recall@20", "R@20"), ("ndcg@20", "N@20")):
+            cells[head] = seeds_cell(metric, [row["valid"][metric] for row in group.values()], None)
+        more = statistics.mean(row["valid"]["ndcg@20"] - base[seed] for seed, row in group.items())
+        share = more / statistics.mean(base[seed] for seed in group)
+        own = idea == "as it is"
+        cells["N@20, difference"] = "" if own else f"{more:+.4f} ({share:+.1%})"
+        cells["in standard deviations"] = "" if own else f"{more / statistics.stdev(base.values()):+.1f}"
+        rows.append((not own, -more, cells))
+    (epochs,) = {row["epochs planned"] for group in found.values() for row in group.values()}
+    ordered = [cells for *_, cells in sorted(rows, key=lambda row: row[:2])]
+    return f"{name}, {epochs} epochs:\n\n{markdown(ordered)}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     **{f"paired {name}": partial(paired, name) for name in ("Office",)},
+    "ideas Office": partial(ideas, "Office"),
     "quality costs": costs,
     "quality searched": searched,
 }

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks import ideas, study
+from benchmarks import ideas, study, tables_quality
 from benchmarks.sources import last_one
 from fastcl.recsys import Histories, Items, SASRec
 from fastcl.recsys.data import Split
@@ -172,3 +172,21 @@ def test_finished_trainings_are_not_repeated(folder: Path, tmp_path: Path, monke
     ]
     assert [row["options"].get("dropout") for row in rows] == [None, 0.4, None, 0.4]
     assert all("test" not in row for row in rows)
+
+
+def test_differences_are_between_the_same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"as it is": (0.10, 0.12, 0.14), "good": (0.11,), "bad": (0.05, 0.12)}
+    rows = [
+        {"set": "Office", "idea": idea, "seed": seed, "epochs planned": 9}
+        | {"valid": {"recall@20": 0.2, "ndcg@20": value}}
+        for idea, values in found.items()
+        for seed, value in enumerate(values)
+    ]
+    monkeypatch.setattr(tables_quality, "results", lambda name: {"rows": rows})
+    lines = tables_quality.ideas("Office").splitlines()
+    assert lines[0] == "Office, 9 epochs:"
+    assert lines[4:] == [
+        "| as it is | 3 | 0.2000 (0.0000) | 0.1200 (0.0200) |  |  |",
+        "| good | 1 | 0.2000 | 0.1100 | +0.0100 (+10.0%) | +0.5 |",
+        "| bad | 2 | 0.2000 (0.0000) | 0.0850 (0.0495) | -0.0250 (-22.7%) | -1.2 |",
+    ]
