@@ -42,8 +42,8 @@ def inner_products(queries: Tensor, table: Tensor) -> Tensor:
 
 
 def check_model(model: object) -> None:
-    """TypeError for what is no `Model`, such as the path of a run folder."""
-    if not isinstance(model, Model):
+    """TypeError for what is no `Model` and no scorer that knows its items, such as the path of a run folder."""
+    if not hasattr(model, "items"):
         hint = f"; load({str(model)!r}) opens a run folder" if isinstance(model, str | os.PathLike) else ""
         raise TypeError(f"model: expected a Model, got {type(model).__name__}{hint}")
 

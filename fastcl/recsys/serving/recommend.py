@@ -258,7 +258,7 @@ def _fallback(model: Model, fallback: Scorer | None) -> Scorer | None:
     """What ranks for histories without a known item. TypeError where one of the two is none of its kind."""
     check_model(model)
     if fallback is None:
-        return model if model.serves_strangers else None
+        return model if getattr(model, "serves_strangers", False) else None
     if not callable(getattr(fallback, "scores", None)):
         what = "a scorer such as Popularity(split.counts, split.items)"
         raise TypeError(f"fallback: expected {what}, got {fallback!r}")
