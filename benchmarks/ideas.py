@@ -115,18 +115,6 @@ class Cosine(SASRec):
         return fastcl.linear_cross_entropy(hidden, rows, batch.target - 1, self.bias, self.temperature)
 
 
-class Smoothed(SASRec):
-    """Full softmax whose target is spread evenly over all items by the share `evenly` (Szegedy et al. 2016)."""
-
-    def __init__(self, *args: Any, evenly: float, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.evenly = evenly
-
-    def loss(self, batch: Batch) -> Tensor:
-        hidden, rows = self(batch.item, batch.clicks), self.item.weight[1:]
-        return fastcl.linear_cross_entropy(hidden, rows, batch.target - 1, self.bias, label_smoothing=self.evenly)
-
-
 class Averaged(SASRec):
     """Validates with an exponential average of its weights over the steps; the training goes on with the weights.
 
@@ -177,7 +165,7 @@ IDEAS = {
     "as it is": Idea(),
     "frequency filter, alpha 0.7": Idea(partial(Filtered, alpha=0.7)),
     "cosines, temperature 0.1": Idea(partial(Cosine, temperature=0.1)),
-    "label smoothing 0.1": Idea(partial(Smoothed, evenly=0.1)),
+    "label smoothing 0.1": Idea(options={"label_smoothing": 0.1}),
     "weight decay 0.1": Idea(plan={"decay": 0.1}),
     "average of weights, decay 0.99": Idea(partial(Averaged, decay=0.99)),
     "width 128": Idea(options={"dim": 128}),
@@ -185,7 +173,7 @@ IDEAS = {
     "dropout 0.6": Idea(options={"dropout": 0.6}),
     "frequency filter, alpha 0.3": Idea(partial(Filtered, alpha=0.3)),
     "cosines, temperature 0.05": Idea(partial(Cosine, temperature=0.05)),
-    "label smoothing 0.3": Idea(partial(Smoothed, evenly=0.3)),
+    "label smoothing 0.3": Idea(options={"label_smoothing": 0.3}),
     "weight decay 0.5": Idea(plan={"decay": 0.5}),
     "average of weights, decay 0.998": Idea(partial(Averaged, decay=0.998)),
 }
