@@ -57,7 +57,6 @@ def against_torch(cases: Sequence[str]) -> str:
             named(row)
             | {
                 "fastcl, ms": row["ms"],
-                "of the ceiling": row.get("share"),
                 "fastcl / bare products": over(row, "products"),
                 "eager / fastcl": over(row, "reference"),
                 "torch.compile / fastcl": over(row, "compile"),
