@@ -48,7 +48,7 @@ def batch(model: SASRec, parts: Split) -> Any:
 
 
 def made(idea: str) -> Any:
-    return ideas.IDEAS[idea].model(ITEMS, seed=0, **{**SMALL, "dropout": 0.0})
+    return ideas.IDEAS[idea].model(ITEMS, seed=0, **{**SMALL, "dropout": 0.0, **ideas.IDEAS[idea].options})
 
 
 def test_the_manifest_has_the_base_of_every_set() -> None:
