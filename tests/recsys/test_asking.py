@@ -100,18 +100,19 @@ def test_popular_items_are_for_strangers_too(run: str, capsys: pytest.CaptureFix
     assert "popular knows no item of the history: popular items are shown" in shown.err
 
 
-def test_a_path_is_no_model(run: str) -> None:
+def test_a_path_is_no_model(run: Any) -> None:
     for ask in (
-        lambda: recommend(run, [["i1"]]),  # type: ignore[arg-type]
-        lambda: similar(run, "i1"),  # type: ignore[arg-type]
-        lambda: export(run, "vectors"),  # type: ignore[arg-type]
-        lambda: with_items(run, ITEMS),  # type: ignore[arg-type]
+        lambda: recommend(run, [["i1"]]),
+        lambda: similar(run, "i1"),
+        lambda: export(run, "vectors"),
+        lambda: with_items(run, ITEMS),
     ):
         with pytest.raises(TypeError, match=r"model: expected a Model, got str; load\('run'\) opens a run folder"):
             ask()
     model = SASRec(ITEMS, **TINY)
+    file: Any = "log.csv"
     with pytest.raises(TypeError, match=r"data: expected Interactions, got str; Interactions.read\(FILE\) reads a log"):
-        recommend_users(model, "log.csv")  # type: ignore[arg-type]
+        recommend_users(model, file)
 
 
 @pytest.mark.parametrize(

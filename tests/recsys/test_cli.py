@@ -280,3 +280,17 @@ def test_every_argument_of_every_command_says_what_it_is() -> None:
         for action in leaf._actions:
             told = (action.help or "").partition(" (default")[0]
             assert len(told.split()) >= 2, f"{leaf.prog} {action.option_strings or action.dest}"
+
+
+def test_info_and_bench_as_json(capsys, monkeypatch):
+    from fastcl.recsys.cli import bench
+    from fastcl.recsys.reporting.cost import Shape
+
+    assert call("info", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["isa"], found["models"]) == (fastcl.config()["isa"], list(MODELS))
+    monkeypatch.setattr(bench, "SHAPES", {"small": Shape("softmax", 64, 500, 16)})
+    assert call("bench", "--repetitions", "1", "--json") == 0
+    small = json.loads(capsys.readouterr().out)["results"]["small"]
+    assert 0 < small["difference"] < 1e-4
+    assert small["fused_ms"] > 0

@@ -4,7 +4,6 @@ result, and what is in the results is not trained again. No figure of a result i
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny_runs import write_sequences
 
 from benchmarks import ideas, study, tables_quality
 from benchmarks.sources import last_one
@@ -30,11 +30,8 @@ ITEMS = Items(ids=tuple(map(str, range(30))))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rng = np.random.default_rng(0)
-    lines = [" ".join(map(str, [user, *1 + rng.choice(30, 8, replace=False)])) for user in range(1, 41)]
     path = tmp_path_factory.mktemp("data")
-    with gzip.open(path / "tiny.txt.gz", "wt") as file:
-        file.write("\n".join(lines) + "\n")
+    write_sequences(path, users=40, items=30, length=8)
     return path
 
 

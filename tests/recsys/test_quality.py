@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from logs import needs_movies
+from tiny_runs import write_sequences
 
 from benchmarks import quality, study
 from benchmarks.protocols import PROTOCOLS, SEEN, some
@@ -46,11 +47,8 @@ MANIFEST: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rng = np.random.default_rng(0)
-    lines = [" ".join(map(str, [user, *1 + rng.choice(150, 9, replace=False)])) for user in range(1, 61)]
     path = tmp_path_factory.mktemp("data")
-    with gzip.open(path / "tiny.txt.gz", "wt") as file:
-        file.write("\n".join(lines) + "\n")
+    write_sequences(path, users=60, items=150, length=9)
     return path
 
 

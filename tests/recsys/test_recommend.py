@@ -11,7 +11,6 @@ import pytest
 import torch
 from made import LEARNED
 
-import fastcl
 from fastcl.recsys import (
     MODELS,
     CLRec,
@@ -385,17 +384,3 @@ def test_files_are_read_as_the_runs_own_was(tmp_path, capsys):
     (expected,) = recommend(model, [["é1", "é2"]], k=3, seen="keep")
     assert found["user"] == "zoé"
     assert [(entry["item"], entry["score"]) for entry in found["items"]] == expected
-
-
-def test_info_and_bench_as_json(capsys, monkeypatch):
-    from fastcl.recsys.cli import bench
-    from fastcl.recsys.reporting.cost import Shape
-
-    assert call("info", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["isa"], found["models"]) == (fastcl.config()["isa"], list(MODELS))
-    monkeypatch.setattr(bench, "SHAPES", {"small": Shape("softmax", 64, 500, 16)})
-    assert call("bench", "--repetitions", "1", "--json") == 0
-    small = json.loads(capsys.readouterr().out)["results"]["small"]
-    assert 0 < small["difference"] < 1e-4
-    assert small["fused_ms"] > 0

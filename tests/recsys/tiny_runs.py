@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fastcl.recsys import Items
@@ -14,6 +16,14 @@ from fastcl.recsys.training import state
 
 TINY = {"dim": 4, "heads": 1, "blocks": 1, "max_len": 4, "batch": 8}
 ITEMS = Items(tuple(f"i{n}" for n in range(9)))
+
+
+def write_sequences(path: Path, users: int, items: int, length: int) -> None:
+    """Users with random histories of different items, as "tiny.txt.gz" in the folder `path`, the format of studies."""
+    rng = np.random.default_rng(0)
+    lines = [" ".join(map(str, [n, *1 + rng.choice(items, length, replace=False)])) for n in range(1, users + 1)]
+    with gzip.open(path / "tiny.txt.gz", "wt") as file:
+        file.write("\n".join(lines) + "\n")
 
 
 def write_table(folder: Path) -> Path:
