@@ -5,8 +5,9 @@
 Leave-one-out, all items ranked, items of the history left out, one seed; validation NDCG@10 chooses the epoch. The
 default is what `fastcl train` does: `fit(model, split)` of a model with its `suited` settings. TUNED has other
 settings, chosen on validation data among the few that SEARCHED lists. Those of Toys, from the search that the manifest
-of the ContrastVAE study tells of, are not run here: their test figures are in contrastvae.json. A training that was cut
-off goes on. Writes benchmarks/results/defaults.json.
+of the ContrastVAE study tells of, are not run here: their test figures are in contrastvae.json. "constant rate" rows
+are of `fit(model, split, schedule="constant")`. A training that was cut off goes on. Writes
+benchmarks/results/defaults.json.
 """
 
 import argparse
@@ -55,6 +56,7 @@ SEARCHED = {
 }
 METRICS = ("ndcg@10", "recall@10")
 SHOWN = ("sasrec", "clrec", "contrastvae")  # the models of the table
+SMALL = ("ml-100k", "purchases")  # the sets of the table of all models
 FLOORS = ("popularity", "co-occurrence")
 
 
@@ -105,6 +107,8 @@ def main() -> None:
         report["floors"].setdefault(name, floors(split))
         for model in args.model or sorted({of for _, of in TUNED}):
             plans: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {"default": ({}, {})}
+            if model in SHOWN:
+                plans["constant rate"] = ({}, {"schedule": "constant"})
             if (name, model) in TUNED:
                 plans["tuned"] = TUNED[name, model]
             for which, (settings, plan) in plans.items():

@@ -26,10 +26,10 @@ def test_the_rate_falls_to_a_tenth_where_validation_stands_still(monkeypatch, tm
 
     monkeypatch.setattr(loop, "step", stands_still)
     options = {"lr": 1e-2, "patience": 5, "progress": False}
-    assert len(fit(model(), split, schedule="plateau", **options)) == 6
+    assert len(fit(model(), split, **options)) == 6
     assert rates == pytest.approx([1e-2] * 4 + [1e-3] * 2)  # half of 5 is rounded up to 3 epochs after the first
     rates.clear()
-    fit(model(), split, **options)
+    fit(model(), split, schedule="constant", **options)
     assert rates == [1e-2] * 6
 
 
@@ -44,10 +44,10 @@ def test_a_stall_is_half_of_the_patience_and_ends_with_a_better_epoch():
 @pytest.mark.parametrize(
     ("given", "validates", "batches", "expected"),
     [
-        ((None, None, None), True, 500, (200, 10, "constant")),
-        ((None, None, None), True, 19, (200, 11, "constant")),  # 200 batches
-        ((None, None, None), True, 0, (200, 200, "constant")),
-        ((None, None, "plateau"), True, 500, (200, 10, "plateau")),
+        ((None, None, None), True, 500, (200, 10, "plateau")),
+        ((None, None, None), True, 19, (200, 11, "plateau")),  # 200 batches
+        ((None, None, None), True, 0, (200, 200, "plateau")),
+        ((None, None, "constant"), True, 500, (200, 10, "constant")),
         ((None, 3, "linear"), True, 1, (200, 3, "linear")),
         ((None, None, None), False, 500, (20, None, "linear")),
         ((7, None, None), True, 500, (7, None, "linear")),

@@ -57,7 +57,7 @@ def add(commands: Any) -> None:
     option("--valid-cases", type=int, metavar="N", help=cases)
     until = f"until validation stops improving, at most {MOST}; {BLIND} without validation; 1 for a model that counts"
     waits = f"never with --epochs; without, {PATIENCE} and at least {WAIT} batches"
-    add_training_options(parser, until, waits, "linear with --epochs, constant without")
+    add_training_options(parser, until, waits, "linear with --epochs, plateau without")
     log = "also send each epoch to this tracker, for which fastcl has an extra of the same name; may be repeated"
     option("--log", choices=list(TRACKERS), action="append", default=[], help=log)
     option("-o", "--out", required=True, metavar="RUN", help="run folder to write")

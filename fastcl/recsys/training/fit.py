@@ -84,7 +84,7 @@ def fit(
         schedule: "linear": the learning rate falls to 0 over the steps of all `epochs`. "plateau": it falls to a tenth
             each time half of `patience` epochs, rounded up, have passed without a new best; `patience` then has its
             default with `epochs` too. "constant": it stays. None: linear with `epochs` and for a split without
-            validation cases, constant otherwise.
+            validation cases, plateau otherwise.
         precision: "float32", or "bfloat16": the loss runs under torch.autocast; weights, optimiser and validation stay
             float32.
         accumulate: batches per step, >= 1. For a loss over targets (SASRec) a step equals that of one batch

@@ -35,9 +35,9 @@ SCHEDULES: dict[str, Callable[[float, int], float]] = {
     "constant": lambda done, stalls: 1.0,
 }
 # A plan without a number of epochs goes on until validation stops improving, for MOST epochs at most. Its learning rate
-# is constant, since nobody knows over which steps it should fall. It waits for a better epoch for PATIENCE epochs, and
-# for WAIT batches: models first learn which items are popular, and validation stands still until they learn more, after
-# a number of steps. BLIND: epochs without validation cases.
+# falls where validation stands still, since nobody knows over which steps it should fall. It waits for a better epoch
+# for PATIENCE epochs, and for WAIT batches: models first learn which items are popular, and validation stands still
+# until they learn more, after a number of steps. BLIND: epochs without validation cases.
 MOST, PATIENCE, WAIT, BLIND = 200, 10, 200, 20
 PRECISIONS = ("float32", "bfloat16")
 DEVICES = ("cpu", "cuda", "mps", "xpu")
@@ -65,14 +65,14 @@ def planned(
     batches: those of an epoch.
 
     >>> planned(None, None, None, batches=500)
-    {'epochs': 200, 'patience': 10, 'schedule': 'constant'}
+    {'epochs': 200, 'patience': 10, 'schedule': 'plateau'}
     >>> planned(30, None, None, batches=500)
     {'epochs': 30, 'patience': None, 'schedule': 'linear'}
     """
     if epochs is None and not (learns and validates):
         epochs = BLIND if learns else 1
     if schedule is None:
-        schedule = "constant" if epochs is None else "linear"
+        schedule = "plateau" if epochs is None else "linear"
     if patience is None and validates and (epochs is None or schedule == "plateau"):
         patience = max(PATIENCE, -(-WAIT // max(1, batches)))
     return {"epochs": MOST if epochs is None else epochs, "patience": patience, "schedule": schedule}
