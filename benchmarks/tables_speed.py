@@ -7,6 +7,7 @@ shapes are those of cases.py.
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 from benchmarks.common import markdown, results
@@ -169,6 +170,26 @@ def machine(name: str = "contrast-cpu") -> str:
     isa = {"amx": "AMX", "avx512_bf16": "AVX512_BF16", "avx512": "AVX-512", "avx2": "AVX2"}[facts["isa"]]
     cores = f"{facts['cores']} cores, {isa} kernels"
     return f"{facts['processor'].replace('(R)', '')}, {cores}, torch {facts['torch']}{times}"
+
+
+def shares() -> str:
+    """Which part of the processor's peak rate fastcl reaches, by instruction set and threads, beside bare products."""
+    names = {"amx": "AMX", "avx512": "AVX-512"}
+    found = {
+        (case["case"], case["pass"], isa, case["threads"]): case
+        for isa in names
+        for case in results(f"contrast-cpu-share-{isa}")["rows"]
+    }
+    rows = []
+    for case, which in dict.fromkeys(key[:2] for key in found):
+        cells: dict[str, float] = {}
+        for isa, threads in product(names, (1, 2)):
+            row = found[case, which, isa, threads]
+            cells[f"{names[isa]}, {threads} thread{'s'[: threads - 1]}"] = row["share"]
+            if isa == "avx512":  # torch multiplies float32 by AVX-512 or AVX2, whatever fastcl does
+                cells[f"bare products, {threads} thread{'s'[: threads - 1]}"] = row["share"] * row["ratios"]["products"]
+        rows.append(named(found[case, which, "amx", 1]) | cells)
+    return markdown(rows)
 
 
 def memory() -> str:
@@ -357,6 +378,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "columns": columns,
     "both directions": both_directions,
     "pairs": pairs,
+    "shares": shares,
+    "machine shares": partial(machine, "contrast-cpu-share-avx512"),
     "machine pairs": partial(machine, "contrast-cpu-pairs"),
     "overhead": overhead,
     "bf16": bf16,

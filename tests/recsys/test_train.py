@@ -287,7 +287,7 @@ def test_without_a_number_of_epochs_training_ends_when_validation_stops_improvin
     best = [line["epoch"] for line in history if line["best"]][-1]
     assert len(history) == best + 2 < 100
     config = read_config(tmp_path / "run")
-    assert (config["epochs"], config["patience"], config["schedule"]) == (200, 2, "constant")
+    assert (config["epochs"], config["patience"], config["schedule"]) == (200, 2, "plateau")
 
 
 def test_a_loss_that_explodes_stops_the_training(tmp_path):
