@@ -27,8 +27,9 @@ WHAT = {"bf16-64": "full softmax, bfloat16", "fp16-64": "full softmax, float16",
 
 @cache
 def contrast() -> dict[tuple[str, str], Row]:
-    """(case, pass) -> row, at 2 threads. The case `items` has a results file of its own, which is the newer one."""
-    rows = results("contrast-cpu")["rows"] + results("contrast-cpu-items")["rows"]
+    """(case, pass) -> row, at 2 threads. The cases of later runs have results files of their own."""
+    names = ("contrast-cpu", "contrast-cpu-items", "contrast-cpu-small")
+    rows = [row for name in names for row in results(name)["rows"]]
     return {(row["case"], row["pass"]): row for row in rows}
 
 
