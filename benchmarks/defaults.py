@@ -46,11 +46,15 @@ TUNED: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ("ml-100k", "sasrec"): ({"lr": 3e-3, "batch": 32}, {"epochs": 25}),
     ("purchases", "sasrec"): ({"lr": 2e-3, "batch": 32}, {"epochs": 12}),
     ("ml-100k", "clrec"): ({"dropout": 0.4}, {"epochs": 10}),
+    ("purchases", "contrastvae"): ({"lr": 1e-3}, {"epochs": 6}),
+    ("Toys", "clrec"): ({"encoder": "pooling", "dropout": 0.2, "max_len": 20, "lr": 3e-3}, {}),
 }
 # What TUNED was chosen from.
 SEARCHED = {
     "ml-100k, sasrec": "lr 1e-3 and 2e-3 with batches of 128, lr 3e-3 with batches of 32; validation of 4 to 34 epochs",
     "ml-100k, clrec": "lr 1e-3, dropout 0.4 and the defaults, 10 epochs each",
+    "Toys, clrec": "the encoder pooling with its defaults, and the encoder sasrec with the settings of `CLRec.suited`",
+    "purchases, contrastvae": "lr 1e-3 with 6 epochs and the defaults",
     "purchases, clrec": "log_q 0, 0.75 and 1: 1, the default, was the best",
     "purchases, sasrec": "lr 1e-3 with batches of 128, lr 3e-3 with batches of 32, 3 epochs each; lr 2e-3 of the demo",
 }

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 from tiny_runs import write_table
 
-from fastcl.recsys import MODELS, Histories, SASRec
+from fastcl.recsys import MODELS, CLRec, Histories, SASRec
 from fastcl.recsys.cli import main
-from fastcl.recsys.models.sasrec import FOR_SHORT, SHORT
+from fastcl.recsys.models import sasrec
+from fastcl.recsys.models.base import SHORT
+from fastcl.recsys.models.clrec import model as clrec
 
+FOR_SHORT = sasrec.FOR_SHORT
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = ["dim=4", "max_len=4", "batch=8"]
 
@@ -23,12 +26,13 @@ def histories(clicks: int, users: int = 3) -> Histories:
     return Histories.from_lists([[1] * (clicks + user) for user in range(-(users // 2), users // 2 + 1)])
 
 
-def test_short_histories_have_settings_of_their_own() -> None:
-    assert SASRec.suited(histories(SHORT - 1)) == FOR_SHORT
-    assert SASRec.suited(histories(SHORT)) == {}  # the mean counts
-    SASRec.Config(**FOR_SHORT)
-    defaults = vars(SASRec.Config())
-    assert all(defaults[name] != value for name, value in FOR_SHORT.items())
+@pytest.mark.parametrize(("model", "expected"), [(SASRec, sasrec.FOR_SHORT), (CLRec, clrec.FOR_SHORT)])
+def test_short_histories_have_settings_of_their_own(model: Any, expected: dict[str, Any]) -> None:
+    assert model.suited(histories(SHORT - 1)) == expected
+    assert model.suited(histories(SHORT)) == {}  # the mean counts
+    model.Config(**expected)
+    defaults = vars(model.Config())
+    assert all(defaults[name] != value for name, value in expected.items())
 
 
 @pytest.mark.parametrize("name", MODELS)

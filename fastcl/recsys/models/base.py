@@ -20,6 +20,7 @@ from fastcl.recsys.settings import with_settings
 from fastcl.recsys.showing import brief
 
 Reads = Sequence[tuple[nn.Embedding, Tensor | None]]
+SHORT = 20  # clicks of a user, on average
 
 
 class Reading(NamedTuple):
@@ -39,6 +40,11 @@ def inner_products(queries: Tensor, table: Tensor) -> Tensor:
     of_each = queries.unbind(1) if queries.ndim == 3 else (queries,)
     # Computing the K products together would take K times the memory.
     return functools.reduce(torch.maximum, (query @ table.T for query in of_each))
+
+
+def short(train: Histories) -> bool:
+    """Whether the histories have less than SHORT clicks on average."""
+    return len(train.item) < SHORT * len(train)
 
 
 def check_model(model: object) -> None:

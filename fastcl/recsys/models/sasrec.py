@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
-from fastcl.recsys.models.base import Model, Reading, Reads
+from fastcl.recsys.models.base import Model, Reading, Reads, short
 from fastcl.recsys.models.batching import (
     Packed,
     Spans,
@@ -52,7 +52,6 @@ from fastcl.recsys.options import above, at_least, between, up_to
 from fastcl.recsys.settings import check_choices, setting, settled
 
 LOSSES = ("softmax", "sce", "popular", "gbce", "bce")
-SHORT = 20  # clicks of a user, on average
 FOR_SHORT: dict[str, Any] = {"dropout": 0.5, "positions": "newest", "lr": 2e-3}
 
 
@@ -175,7 +174,7 @@ class SASRec(Model):
         >>> SASRec.suited(Histories.from_lists([[1, 2, 3]])), SASRec.suited(Histories.from_lists([[1] * 50]))
         ({'dropout': 0.5, 'positions': 'newest', 'lr': 0.002}, {})
         """
-        return dict(FOR_SHORT) if len(train.item) < SHORT * len(train) else {}
+        return dict(FOR_SHORT) if short(train) else {}
 
     def forward(self, item: Tensor, clicks: Packed) -> Tensor:
         """item [n] -> hidden [n, D], the state after each click."""

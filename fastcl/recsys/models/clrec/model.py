@@ -19,7 +19,7 @@ from fastcl.library import absent
 from fastcl.momentum import momentum_update
 from fastcl.negatives import NegativeQueue
 from fastcl.recsys.data import Histories, Items
-from fastcl.recsys.models.base import Model, NamedRows, Reading, Reads
+from fastcl.recsys.models.base import Model, NamedRows, Reading, Reads, short
 from fastcl.recsys.models.batching import (
     Packed,
     Spans,
@@ -43,6 +43,7 @@ from fastcl.recsys.models.rowtable import chosen, embedding
 from fastcl.recsys.settings import settled
 
 _NONE = absent(torch.int64)
+FOR_SHORT: dict[str, Any] = {"encoder": "sasrec", "dropout": 0.5, "max_len": 50, "lr": 2e-3}
 
 
 class Batch(NamedTuple):
@@ -115,6 +116,16 @@ class CLRec(Model):
         self.register_buffer("log_share", torch.zeros(len(items)), persistent=False)
         # Vectors that the last loss encoded; `after_step` pushes them into the queues.
         self._positives, self._later = torch.empty(0, config.dim), torch.empty(0, config.dim)
+
+    @classmethod
+    def suited(cls, train: Histories) -> dict[str, Any]:
+        """With less than 20 clicks a user: encoder "sasrec" over 50 clicks, dropout 0.5 and lr 2e-3.
+
+        >>> from fastcl.recsys import CLRec, Histories
+        >>> CLRec.suited(Histories.from_lists([[1, 2, 3]])), CLRec.suited(Histories.from_lists([[1] * 50]))
+        ({'encoder': 'sasrec', 'dropout': 0.5, 'max_len': 50, 'lr': 0.002}, {})
+        """
+        return dict(FOR_SHORT) if short(train) else {}
 
     def forward(self, x: Tensor, bucket: Tensor, clicks: Packed) -> Tensor:
         """Encoded clicks x [n, D] with their buckets [n] to normalised users [N, D]."""
