@@ -284,7 +284,9 @@ def by_default_all() -> str:
     report = results("defaults")
     found = {(row["set"], row["model"]): row for row in report["rows"] if row["which"] == "default"}
     rows = []
-    for model in (name for name, each in MODELS.items() if each.learns):
+    learning = [name for name, each in MODELS.items() if each.learns]
+    run = [name for name in learning if any((data, name) in found for data in defaults.SMALL)]
+    for model in run:
         cells = {data: found.get((data, model)) for data in defaults.SMALL}
         values = {data: number("ndcg@10", row["test"]["ndcg@10"]) if row else "not run" for data, row in cells.items()}
         epochs = {f"{data}, epochs": row["epochs"] if row else "" for data, row in cells.items()}
@@ -292,7 +294,8 @@ def by_default_all() -> str:
     for name in defaults.FLOORS:
         values = {data: number("ndcg@10", report["floors"][data][name]["ndcg@10"]) for data in defaults.SMALL}
         rows.append({"model": name} | values | dict.fromkeys(epochs, ""))
-    return markdown(rows)
+    missing = ", ".join(f"`{name}`" for name in learning if name not in run)
+    return markdown(rows) + (f"\n\nNot run: {missing}." if missing else "")
 
 
 TABLES: dict[str, Callable[[], str]] = {
