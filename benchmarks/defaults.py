@@ -4,10 +4,10 @@
 
 Leave-one-out, all items ranked, items of the history left out, one seed; validation NDCG@10 chooses the epoch. The
 default is what `fastcl train` does: `fit(model, split)` of a model with its `suited` settings. TUNED has other
-settings, chosen on validation data among the few that SEARCHED lists. Those of Toys, from the search that the manifest
-of the ContrastVAE study tells of, are not run here: their test figures are in contrastvae.json. "constant rate" rows
-are of `fit(model, split, schedule="constant")`. A training that was cut off goes on. Writes
-benchmarks/results/defaults.json.
+settings, chosen on validation data among the few that SEARCHED lists. Those of sasrec and contrastvae on Toys, from the
+search that the manifest of the ContrastVAE study tells of, are not run here: their test figures are in
+contrastvae.json. "constant rate" rows are of `fit(model, split, schedule="constant")`. A training that was cut off goes
+on. Writes benchmarks/results/defaults.json.
 """
 
 import argparse

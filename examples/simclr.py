@@ -1,6 +1,7 @@
 """SimCLR (Chen et al. 2020) on scanned digits: `fastcl.nt_xent` over two augmented views of each image.
 
-What the encoder has learned is measured while it learns, without labels and by them.
+While it learns, the vectors of the loss are measured by alignment and uniformity, which need no labels, and by nearest
+neighbours, which do.
 
     python -m examples.simclr
 """
@@ -34,7 +35,8 @@ def measures(encoder: nn.Module, images: Tensor, labels: Tensor) -> str:
     """How near two views of an image are, how evenly images are spread (Wang & Isola 2020; lower is better for both),
     and the accuracy of nearest neighbours with 10 labels a class.
     """
-    view1, view2 = (F.normalize(encoder(augmented(images)), dim=1) for _ in range(2))
+    with torch.random.fork_rng():  # what is measured must not change what is learned
+        view1, view2 = (F.normalize(encoder(augmented(images)), dim=1) for _ in range(2))
     alignment, uniformity = fastcl.alignment(view1, view2).item(), fastcl.uniformity(view1).item()
     x, (few, rest) = encoder(images), few_labels(labels, 10)
     neighbours = fastcl.eval.knn_accuracy(x[few], labels[few], x[rest], labels[rest], k=5)

@@ -32,7 +32,7 @@ def train(sentences: Tensor, epochs: int = 6) -> nn.Module:
 
 def main(seed: int = 0) -> tuple[float, float]:
     """Spearman correlation of the cosines with human similarity on the test pairs, before and after training. Prints
-    how often a sentence finds the one that people call its equal, among all of these.
+    how often a sentence finds its partner, among the partners of all pairs with the highest human score.
     """
     first, second, _ = sentence_pairs("train")
     sentences = hashed_words(list(dict.fromkeys(first + second))[:6000], 1024)

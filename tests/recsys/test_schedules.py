@@ -48,6 +48,7 @@ def test_a_stall_is_half_of_the_patience_and_ends_with_a_better_epoch():
         ((None, None, None), True, 19, (200, 11, "plateau")),  # 200 batches
         ((None, None, None), True, 0, (200, 200, "plateau")),
         ((None, None, "constant"), True, 500, (200, 10, "constant")),
+        ((None, None, "plateau"), True, 500, (200, 10, "plateau")),
         ((None, 3, "linear"), True, 1, (200, 3, "linear")),
         ((None, None, None), False, 500, (20, None, "linear")),
         ((7, None, None), True, 500, (7, None, "linear")),

@@ -35,6 +35,19 @@ def test_short_histories_have_settings_of_their_own(model: Any, expected: dict[s
     assert all(defaults[name] != value for name, value in expected.items())
 
 
+def test_a_chosen_encoder_keeps_its_own_settings(tmp_path: Path) -> None:
+    log = str(write_table(tmp_path))
+    words = ["train", log, "--model", "clrec", "--epochs", "1", "--set", *SMALL, "negatives=16"]
+    assert main.main([*words, "-o", str(tmp_path / "run")]) == 0
+    found = recorded(tmp_path / "run")
+    assert {name: found[name] for name in clrec.FOR_SHORT if name != "max_len"} == {
+        name: value for name, value in clrec.FOR_SHORT.items() if name != "max_len"
+    }
+    assert main.main([*words, "encoder=pooling", "-o", str(tmp_path / "own")]) == 0
+    found, defaults = recorded(tmp_path / "own"), vars(CLRec.Config())
+    assert all(found[name] == defaults[name] for name in clrec.FOR_SHORT if name != "max_len")
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_can_be_asked(name: str) -> None:
     for clicks in (2, 200):

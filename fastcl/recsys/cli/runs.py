@@ -182,7 +182,7 @@ def repeats(split: Split) -> str | None:
 
 def suited(model: type[Model], split: Split, chosen: Collection[str]) -> dict[str, Any]:
     """The settings that `model` has for as many clicks as these, but for those that are `chosen`; a note tells them."""
-    found = {name: value for name, value in model.suited(split.train).items() if name not in chosen}
+    found = {name: value for name, value in model.suited(split.train, chosen).items() if name not in chosen}
     if found and processes.leads():
         values = " ".join(f"{name}={value}" for name, value in found.items())
         clicks = len(split.train.item) / len(split.train)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -99,10 +99,10 @@ class Model(nn.Module, ABC):
         return f"{type(self).__name__}({len(self.items):,} items, {count:,} parameters, {values})"
 
     @classmethod
-    def suited(cls, train: Histories) -> dict[str, Any]:
+    def suited(cls, train: Histories, chosen: Collection[str] = ()) -> dict[str, Any]:
         """Settings that depend on how much there is to learn from, where they differ from the config's defaults. The
         commands train and tune begin with them; in Python a model is made with them by
-        `Model(split.items, **Model.suited(split.train))`.
+        `Model(split.items, **Model.suited(split.train))`. chosen: names of settings that the user has chosen.
         """
         return {}
 

@@ -5,7 +5,7 @@ This file holds the model alone: config, encoding, loss, batches.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -167,7 +167,7 @@ class SASRec(Model):
         self.register_buffer("log_share", torch.zeros(len(items)), persistent=False)
 
     @classmethod
-    def suited(cls, train: Histories) -> dict[str, Any]:
+    def suited(cls, train: Histories, chosen: Collection[str] = ()) -> dict[str, Any]:
         """With less than 20 clicks a user: dropout 0.5, lr 2e-3, and positions that count from the newest click.
 
         >>> from fastcl.recsys import Histories, SASRec

@@ -6,7 +6,7 @@ encoders.py the table of encoders, objectives.py the losses that the paper compa
 The queue is `fastcl.NegativeQueue`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -118,14 +118,15 @@ class CLRec(Model):
         self._positives, self._later = torch.empty(0, config.dim), torch.empty(0, config.dim)
 
     @classmethod
-    def suited(cls, train: Histories) -> dict[str, Any]:
-        """With less than 20 clicks a user: encoder "sasrec" over 50 clicks, dropout 0.5 and lr 2e-3.
+    def suited(cls, train: Histories, chosen: Collection[str] = ()) -> dict[str, Any]:
+        """With less than 20 clicks a user: encoder "sasrec" over 50 clicks, dropout 0.5 and lr 2e-3; none of them where
+        the encoder is chosen.
 
         >>> from fastcl.recsys import CLRec, Histories
         >>> CLRec.suited(Histories.from_lists([[1, 2, 3]])), CLRec.suited(Histories.from_lists([[1] * 50]))
         ({'encoder': 'sasrec', 'dropout': 0.5, 'max_len': 50, 'lr': 0.002}, {})
         """
-        return dict(FOR_SHORT) if short(train) else {}
+        return dict(FOR_SHORT) if short(train) and "encoder" not in chosen else {}
 
     def forward(self, x: Tensor, bucket: Tensor, clicks: Packed) -> Tensor:
         """Encoded clicks x [n, D] with their buckets [n] to normalised users [N, D]."""
