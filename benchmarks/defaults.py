@@ -78,7 +78,6 @@ def measured(
     return {
         "epochs": len(history),
         "best epoch": best["epoch"],
-        "seconds of training": sum(line["seconds"] for line in history),
         "CPU-seconds of the last part": time.process_time() - begun,
         "valid": {metric: best[metric] for metric in METRICS},
         "test": {metric: found[metric] for metric in METRICS},

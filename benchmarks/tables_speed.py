@@ -184,11 +184,11 @@ def shares() -> str:
     rows = []
     for case, which in dict.fromkeys(key[:2] for key in found):
         cells: dict[str, float] = {}
-        for isa, threads in product(names, (1, 2)):
+        for isa, (threads, head) in product(names, ((1, "1 thread"), (2, "2 threads"))):
             row = found[case, which, isa, threads]
-            cells[f"{names[isa]}, {threads} thread{'s'[: threads - 1]}"] = row["share"]
+            cells[f"{names[isa]}, {head}"] = row["share"]
             if isa == "avx512":  # torch multiplies float32 by AVX-512 or AVX2, whatever fastcl does
-                cells[f"bare products, {threads} thread{'s'[: threads - 1]}"] = row["share"] * row["ratios"]["products"]
+                cells[f"bare products, {head}"] = row["share"] * row["ratios"]["products"]
         rows.append(named(found[case, which, "amx", 1]) | cells)
     return markdown(rows)
 
