@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fastcl.recsys.data import Cases, Histories
 from fastcl.recsys.evaluation.measures import COUNTS
-from fastcl.recsys.evaluation.ranking import draw_negatives, evaluate, rank_cases, top_k
+from fastcl.recsys.evaluation.ranking import draw_negatives, evaluate, how_many, rank_cases, top_k
 
 INF = math.inf
 
@@ -70,6 +70,15 @@ def test_ties_count_half() -> None:
     assert result["ndcg@3"] == pytest.approx(1 / math.log2(3.5))
     # One seen item leaves the tie: rank 2.
     assert metrics([[0.0] * 5], [[4]], [1])["recall@2"] == 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_scores_are_counted_exactly_in_every_type(dtype: torch.dtype) -> None:
+    scores = torch.randint(0, 4, (3, 5_000)).to(dtype)  # more equal scores than 16-bit types can count
+    scores[0, :7] = -torch.inf
+    for compared in (torch.gt, torch.eq):
+        for value in (scores[:, 10:11], -torch.inf):
+            assert how_many(compared, scores, value).tolist() == compared(scores, value).sum(1).tolist()
 
 
 def test_a_target_at_minus_infinity_is_a_miss() -> None:

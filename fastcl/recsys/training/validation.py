@@ -17,7 +17,7 @@ from fastcl.recsys.data import Cases, Histories, Split
 from fastcl.recsys.data.scoring import frozen
 from fastcl.recsys.evaluation.cutoffs import cutoffs_in
 from fastcl.recsys.evaluation.measures import Ranking, measure
-from fastcl.recsys.evaluation.ranking import NotNumbers, evaluate, mask_seen, placed
+from fastcl.recsys.evaluation.ranking import NotNumbers, evaluate, how_many, mask_seen, placed
 from fastcl.recsys.models import Model
 from fastcl.recsys.models.base import inner_products
 from fastcl.recsys.training import processes
@@ -186,8 +186,8 @@ class _Shard:
         for some in torch.arange(len(case), device=self.device).split(len(scores)):
             of_case = scores if cases.offsets is None else scores[case[some]]
             for found, compared in zip(numbers, (torch.gt, torch.eq), strict=True):
-                found.append(compared(of_case, value[some, None]).sum(1))
-        candidates = (scores > -torch.inf).sum(1)
+                found.append(how_many(compared, of_case, value[some, None]))
+        candidates = how_many(torch.gt, scores, -torch.inf)
         higher, equal, candidates = processes.add(torch.cat([*numbers[0], *numbers[1], candidates])).split(
             [len(case), len(case), len(scores)]
         )
