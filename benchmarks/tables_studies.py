@@ -84,9 +84,10 @@ def contrastvae(name: str) -> str:
 def contrastvae_dense() -> str:
     """MovieLens: each published figure, and means over our finished seeds, in bold above all published ones."""
     data = "movielens/ml-1m"
-    columns = {name: f"{name[0].upper()}@{name.partition('@')[2]}" for name in columns_of(study("contrastvae")[0], data)}
+    manifest = study("contrastvae")[0]
+    columns = {name: f"{name[0].upper()}@{name.partition('@')[2]}" for name in columns_of(manifest, data)}
     rows = []
-    for label, of in study("contrastvae")[0]["paper"][data].items():
+    for label, of in manifest["paper"][data].items():
         cells = {head: number(c, of[c]) if c in of else "" for c, head in columns.items()}
         rows.append({"": label, "seeds": ""} | cells)
     return markdown(rows + _shown(data, columns, best_of_paper(data, list(columns))))
