@@ -41,6 +41,18 @@ def ranking(scorer: Scorer) -> Protocol:
     return Protocol(run, rules.better, "ndcg@20", lambda scorer, cases: {"test": run(scorer, cases)})
 
 
+def ranking_and_drawn(scorer: Scorer) -> Protocol:
+    """The same, and on test the target among 100 uniform negatives too, as S3-Rec's program ranks it (among 99)."""
+    whole = ranking(scorer)
+
+    def test(scorer: Scorer, cases: Cases) -> dict[str, Any]:
+        drawn = evaluate(scorer, cases, k=(10,), protocol="uniform100", metrics=("hr", "ndcg"))
+        named = {f"uniform100 {name}": value for name, value in drawn.items() if "@" in name}
+        return {"test": whole.test(scorer, cases)["test"] | named}
+
+    return whole._replace(test=test)
+
+
 def debiasing(scorer: Scorer) -> Protocol:
     """For CLRec's tables 8 and 10 and figure 4: ranks the target among 100 negatives, drawn by popularity from outside
     the user's history and the same for every model. Also ranks all items, and counts how often lists of ten show each.
@@ -101,12 +113,13 @@ def several(scorer: Scorer) -> Protocol:
 
 PROTOCOLS: dict[str, Callable[[Scorer], Protocol]] = {
     "ranking": ranking,
+    "ranking and drawn": ranking_and_drawn,
     "debiasing": debiasing,
     "repeats": repeats,
     "several": several,
 }
 # Protocol -> whether items of the history are masked or kept in the ranking; the floors need to know.
-SEEN = {"ranking": "mask", "debiasing": "mask", "repeats": "keep", "several": "mask"}
+SEEN = {"ranking": "mask", "ranking and drawn": "mask", "debiasing": "mask", "repeats": "keep", "several": "mask"}
 
 
 def some(cases: Cases, count: int) -> Cases:

@@ -114,6 +114,15 @@ def test_tables_mark_what_is_missing(folder: Path, tmp_path: Path) -> None:
     assert lines[-3:] == ["Runs missing: 2.", "- CLRec, tiny, seed 0", "- CLRec, tiny, seed 1"]
 
 
+def test_a_run_can_also_rank_among_drawn_items(folder: Path, tmp_path: Path) -> None:
+    manifest = copy.deepcopy(MANIFEST)
+    manifest["runs"][0] |= {"measured by": "ranking and drawn"}
+    quality.work(manifest, tmp_path / "results.json", folder, tmp_path, ["popularity"])
+    (run,) = read(tmp_path / "results.json")
+    # The lists of 10 of 100 drawn items hold the target more often than those of 10 of all 150.
+    assert 0 < run["test"]["recall@10"] <= run["test"]["uniform100 hr@10"] < 1
+
+
 def test_the_picture_shows_what_ran(folder: Path, tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     assert quality.drawn(MANIFEST, []) is None
