@@ -4,7 +4,7 @@
 
 `--states` is that of quality.py, whose runs wrote the scores. Writes results/clicks-paired.json: for each data set, way
 of scoring and group of rows the AUC of a method less that of CLRec, over the seeds that both have, with the standard
-error over the rows. Trains nothing.
+error over the rows. Rows of data sets whose scores are not in the folder stay as they are. Trains nothing.
 """
 
 import argparse
@@ -59,7 +59,9 @@ def main() -> None:
     option("--output", type=Path, default=RESULTS / "clicks-paired.json", help="(default: %(default)s)")
     args = parser.parse_args()
     found = list(compared(json.loads(MANIFEST.read_text()), args.data, args.states))
-    write_json(args.output, {"rows": found})
+    kept = json.loads(args.output.read_text())["rows"] if args.output.is_file() else []
+    anew = {row["data"] for row in found}
+    write_json(args.output, {"rows": [row for row in kept if row["data"] not in anew] + found})
     for row in found:
         print(*row.values())
 
