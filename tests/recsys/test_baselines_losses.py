@@ -336,8 +336,10 @@ def test_s3rec_learns_four_things_first() -> None:
     assert len(before) == 2 * -(-40 * 8 // 40)
     assert isinstance(epoch[len(before) - 1], Pretraining)
     assert model.pretrained == 1
+    assert [nth for nth, batch in enumerate(epoch) if model.begins_stage(batch)] == [len(before)]
     again = list(model.batches(data.train, np.random.default_rng(0)))
     assert len(again) == model.steps(data.train) == len(epoch) - len(before)
+    assert not any(model.begins_stage(batch) for batch in again)
     batch = before[0]
     size = len(batch.clicks.length) // 4
     masked, context, positive, negative = (rows(batch.clicks, batch.item)[k * size : (k + 1) * size] for k in range(4))

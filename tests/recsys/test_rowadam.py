@@ -335,3 +335,27 @@ def test_curves_on_real_data_are_those_of_whole_tables(kind: type[Model], epochs
     assert curves[0] == pytest.approx(curves[1], abs=3e-4)
     by_chance = sum(1 / np.log2(np.arange(2, 12))) / len(split.items)
     assert max(curves[0]) > 20 * by_chance  # the curves are of models that learn
+
+
+@pytest.mark.parametrize("table", ["rows", "dense"])
+def test_a_stage_begins_with_new_moments(table: str, split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    anew, kept, fresh = models = [small(SASRec, split, table) for _ in range(3)]
+    first, second = ([batch] for batch in list(anew.batches(split.train, np.random.default_rng(0)))[:2])
+    for model in (kept, fresh):
+        next(iter(model.batches(split.train, np.random.default_rng(0))))  # counts the clicks of the items
+    runs = [loop.new_run(model, split, Settings(2, 1e-2)) for model in models]
+
+    def step(run: loop.Run, batches: list[Any]) -> None:
+        torch.manual_seed(0)  # of dropout
+        with run.optimizer.reading():
+            loop.step(run, batches)
+
+    for run in runs[:2]:
+        step(run, first)
+    fresh.load_state_dict(anew.state_dict())
+    monkeypatch.setattr(anew, "begins_stage", lambda batch: batch is second[0])
+    for run in runs:
+        step(run, second)
+    assert_alike(anew, fresh, 1e-12)
+    with pytest.raises(AssertionError):
+        assert_alike(kept, fresh, 1e-4)

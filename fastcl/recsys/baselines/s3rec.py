@@ -5,6 +5,7 @@ then.
 This file has the four pre-training losses and their batches; transformer.py has the network.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastcl.recsys.baselines.nextitem import Batch
 from fastcl.recsys.baselines.transformer import Transformer, TransformerConfig
 from fastcl.recsys.data import Histories
 from fastcl.recsys.models.base import NamedRows
@@ -56,6 +58,10 @@ class Pretraining(NamedTuple):
     plain: Tensor  # int64 [n - m], the other ones of the first n clicks
 
 
+class First(Batch):
+    """The first batch after the pre-training."""
+
+
 class S3Rec(Transformer):
     """A Transformer that learns covered items, attributes and segments before it learns the next item.
 
@@ -63,8 +69,9 @@ class S3Rec(Transformer):
     sides. Its four losses are sums over a prefix, as in the authors' program: the attributes of the visible clicks'
     items, the covered clicks' items against one unclicked item each, the covered clicks' attributes, and the segment
     that is missing against one of other histories. Attributes are the values of all item features; without features
-    the two losses of attributes are 0. Then the same weights learn the next item, causally. In the pre-training a click
-    that stands alone is left out, and Adam goes on with the moments of the pre-training.
+    the two losses of attributes are 0. Then the same weights learn the next item, causally. Adam's
+    moments begin anew there: those of sums over prefixes are too large for a mean over positions, and would hold back
+    thousands of its steps. In the pre-training a click that stands alone is left out.
 
     Args:
         items: the item table with its features.
@@ -149,9 +156,15 @@ class S3Rec(Transformer):
             for order in orders[:-1]:
                 for spans in batched(self._prefixes(train), self.config.pretrain_batch, order, self.share):
                     yield self._pretraining(train, spans, unclicked, rng)
-        yield from super().batches(train, orders[-1])
+        following = super().batches(train, orders[-1])
+        if self.config.pretrain and not self.pretrained:
+            yield from (First(*batch) for batch in itertools.islice(following, 1))
+        yield from following
         # Not before the last batch is trained: a run that is resumed within the first epoch draws that epoch again.
         self.pretrained.fill_(1)
+
+    def begins_stage(self, batch: Any) -> bool:
+        return isinstance(batch, First)
 
     def _prefixes(self, train: Histories) -> Spans:
         spans = Prefixes(train, self.config.max_len - 1).all()

@@ -204,6 +204,12 @@ class Model(nn.Module, ABC):
         """The number of terms that `loss` averages, which weighs this batch against others of the same step."""
         return len(batch.target)
 
+    def begins_stage(self, batch: Any) -> bool:
+        """Whether another stage of the training, whose loss has another scale, begins with this batch. The optimiser
+        then forgets its moments.
+        """
+        return False
+
     def after_step(self, batch: Any) -> None:
         """Updates what a model carries from batch to batch, such as a queue. Training calls it after each batch with
         targets: after the optimiser step or, for all but the last of several batches of a step, after backward.

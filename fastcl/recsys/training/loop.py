@@ -1,8 +1,8 @@
 """One epoch of training: turns batches into optimiser steps, with a schedule of the learning rate, mixed precision,
 several batches per step and several processes.
 
-It uses only the methods `batches`, `steps`, `targets`, `parts` and `after_step` of models. It does not validate and
-touches no files.
+It uses only the methods `batches`, `steps`, `targets`, `begins_stage`, `parts` and `after_step` of models. It does not
+validate and touches no files.
 """
 
 import itertools
@@ -134,6 +134,8 @@ def step(run: Run, batches: list[Any]) -> Tensor:
     alone = len(batches) == 1 and processes.count() == 1
     weights = [1 if alone else model.targets(batch) for batch in batches]
     optimizer.zero_grad()
+    if any(model.begins_stage(batch) for batch in batches):
+        optimizer.forget()
     # `part_names` gives the number of parts without a batch, so that a process whose share is empty can add zeros.
     sums = torch.zeros(len(model.part_names) + 1, dtype=torch.float64, device=model.device)
     for batch, weight in zip(batches, weights, strict=True):

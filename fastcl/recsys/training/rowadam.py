@@ -74,6 +74,14 @@ class RowAdam(torch.optim.Adam):
                 self.rules[name].settle()
                 table.held, table.own, self._reads[name] = None, None, []
 
+    def forget(self) -> None:
+        """Lets the next step be the first of its moments, in a block of `reading`."""
+        self.state.clear()
+        for name, rule in self.rules.items():
+            rule.settle()
+            table = self.tables[name]
+            self.rules[name] = RULES[table.rule](table.weight.data, self._betas)
+
     @property
     def shared(self) -> bool:
         """Whether the next loss is one that all processes compute together, since it is over rows of all of them."""
