@@ -185,11 +185,11 @@ struct Fma {
   }
 
  protected:
-  // Long rows are summed in chunks: a single sum over a thousand features would have a larger rounding error than the
+  // Rows are summed in chunks: a single sum over hundreds of features would have a larger rounding error than the
   // BLAS product it replaces. multiply(d, count) sets x to the products of features [d, d + count).
   template <class Multiply>
   static inline __attribute__((always_inline)) void sum_chunks(int64_t features, Tile& x, const Multiply& multiply) {
-    constexpr int64_t kChunk = 256;
+    constexpr int64_t kChunk = 64;
     multiply(0, features < kChunk ? features : kChunk);
     for (int64_t d = kChunk; d < features; d += kChunk) {
       alignas(64) T total[kCell];

@@ -69,9 +69,9 @@ class S3Rec(Transformer):
     sides. Its four losses are sums over a prefix, as in the authors' program: the attributes of the visible clicks'
     items, the covered clicks' items against one unclicked item each, the covered clicks' attributes, and the segment
     that is missing against one of other histories. Attributes are the values of all item features; without features
-    the two losses of attributes are 0. Then the same weights learn the next item, causally. Adam's
-    moments begin anew there: those of sums over prefixes are too large for a mean over positions, and would hold back
-    thousands of its steps. In the pre-training a click that stands alone is left out.
+    the two losses of attributes are 0. Then the same weights learn the next item, causally. The optimiser's moments
+    begin anew there: those of sums over prefixes are too large for a mean over positions, and would hold back thousands
+    of its steps. In the pre-training a click that stands alone is left out.
 
     Args:
         items: the item table with its features.
