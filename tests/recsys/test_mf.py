@@ -69,8 +69,27 @@ def test_an_epoch_has_every_train_click_once_and_nothing_else(split: Split) -> N
     assert not held & set(map(tuple, pairs))
 
 
+def test_users_are_drawn_alike_whatever_their_clicks() -> None:
+    items = Items(ids=tuple(map(str, range(1, 43))))
+    users = ("two", "none", "forty")
+    train = dataclasses.replace(Histories.from_lists([[1, 2], [], list(range(3, 43))]), users=users)
+    model = MF(items, users=users, sampling="users", batch=8, count=3, seed=0)
+    rng = np.random.default_rng(0)
+    batches = [batch for _ in range(50) for batch in model.batches(train, rng)]
+    assert len(batches) == 50 * model.steps(train)
+    user, item = torch.cat([b.user for b in batches]), torch.cat([b.target for b in batches])
+    assert len(user) == 50 * 42
+    assert torch.equal(user == 0, item <= 2)
+    assert torch.equal(user == 2, item > 2)
+    share = 50 * 42 / 2
+    assert abs(int((user == 0).sum()) - share) < 5 * (share / 2) ** 0.5  # five standard deviations
+    assert abs(int((item == 1).sum()) - share / 2) < 5 * (share / 2) ** 0.5
+    assert len(item.unique()) == 42
+
+
 def test_processes_share_out_the_same_batches(split: Split) -> None:
-    for options in ({}, {"per": "row", "count": 3}, {"negatives": "popularity", "per": "row", "count": 3}):
+    row = {"per": "row", "count": 3}
+    for options in ({}, row, {"negatives": "popularity", **row}, {"sampling": "users", **row}):
         model = small(split, **options)
         whole = next(iter(model.batches(split.train, np.random.default_rng(1))))
         model.share = (1, 2)

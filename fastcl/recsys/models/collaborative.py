@@ -27,6 +27,23 @@ SIMILARITIES: dict[str, Callable[[Tensor], Tensor]] = {
     "dot": lambda x: x,
 }
 NEGATIVES = ("uniform", "popularity", "batch")
+
+
+def every_click(train: Histories, rng: np.random.Generator) -> np.ndarray:
+    return rng.permutation(len(train.item))
+
+
+def of_random_users(train: Histories, rng: np.random.Generator) -> np.ndarray:
+    clicked = np.flatnonzero(train.lengths)
+    row = clicked[rng.integers(len(clicked), size=len(train.item))] if len(clicked) else clicked
+    return train.offsets[row] + rng.integers(train.lengths[row])
+
+
+# The clicks of an epoch in their order, int64 indices of train.item; as many as there are.
+SAMPLING: dict[str, Callable[[Histories, np.random.Generator], np.ndarray]] = {
+    "clicks": every_click,
+    "users": of_random_users,
+}
 PER = ("batch", "row")
 
 
@@ -64,6 +81,13 @@ class CollaborativeConfig:
         ones of a row are never items that its user has clicked; shared ones may be.""",
         PER,
     )
+    sampling: str = setting(
+        "clicks",
+        """What an epoch has. "clicks": every train click once (Rendle et al. 2009). "users": as many rows as there are
+        clicks, each a user, all alike, with one of the user's clicks, as in LightGCN's program, so that a click of a
+        user with few clicks weighs more.""",
+        SAMPLING,
+    )
     dropout: float = setting(0.0, "Dropout rate of the users' vectors.")
     decay: float = setting(
         0.0,
@@ -71,7 +95,7 @@ class CollaborativeConfig:
         batch, is added to the loss.""",
     )
     init: float = setting(0.01, "Standard deviation of the initial tables.")
-    batch: int = setting(1024, "Clicks in a batch; an epoch has every train click once.")
+    batch: int = setting(1024, "Clicks in a batch.")
     lr: float = setting(1e-3, "Learning rate of the first step.")
 
     def __post_init__(self) -> None:
@@ -179,12 +203,12 @@ class Collaborative(UserModel):
         return -(-len(train.item) // self.config.batch)
 
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Batch]:
-        """One epoch: every click once, in random order."""
+        """One epoch of clicks in random order, by `sampling`."""
         self.check_users(train)
         config = self.config
         draw = self._sampler(train, rng)
         row = np.repeat(np.arange(len(train)), train.lengths)
-        order = rng.permutation(len(row))
+        order = SAMPLING[config.sampling](train, rng)
         first, step = self.share
         for begin in range(0, len(order), config.batch):
             clicks = order[begin : begin + config.batch]

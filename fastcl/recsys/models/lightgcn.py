@@ -35,7 +35,7 @@ class LightGCNConfig(CollaborativeConfig):
         ("uniform", "popularity", "batch"),
     )
     init: float = setting(0.1, "Standard deviation of the initial tables.")
-    batch: int = setting(2048, "Clicks in a batch; an epoch has every train click once.")
+    batch: int = setting(2048, "Clicks in a batch.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
