@@ -1,13 +1,13 @@
 """Tables of all models for the documentation: their sources, and the study of ContrastVAE's baselines.
 
-From contrastvae.json and its manifest.
+From contrastvae.json and its manifest; S3-Rec from its authors' weights also from s3rec-published.json.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from benchmarks.common import markdown
+from benchmarks.common import markdown, results
 from benchmarks.tables_studies import AMAZON, FOUR, Row, best_of_paper, study
 from fastcl.recsys.reporting.tables import number
 from fastcl.recsys.studies.manifest import runs
@@ -97,7 +97,55 @@ def compared(name: str) -> str:
     return markdown(rows) + ("\n\nMissing: " + "; ".join(missing) + "." if missing else "")
 
 
+EPOCHS = (1, 2, 5, 10, 20)
+
+
+def published() -> str:
+    """S3-Rec on each set, without and with pre-training: the authors' logs and ours."""
+    _, found = study("contrastvae")
+    rows = []
+    for of in results("s3rec-published")["runs"]:
+        logs = of["authors"]
+        named = {
+            "authors' log, no pre-training": logs["0"],
+            "ours, no pre-training": _drawn(found.get((of["data"], "S3Rec without pre-training"), [])),
+            "authors' log, 150 passes": logs["150"],
+            "ours, from the authors' weights after 150 passes": _drawn([of]),
+            "ours, 10 passes": _drawn(found.get((of["data"], "S3Rec, 10 passes"), [])),
+        }
+        for name, run in named.items():
+            if run:
+                row = {"": f"{of['data'].removeprefix('amazon/')}: {name}"}
+                row |= {f"loss, epoch {n}": f"{run['loss'][n - 1]:.4f}" for n in EPOCHS}
+                rows.append(row | {metric.upper(): number("recall@10", run["test"][metric]) for metric in DRAWN})
+    return markdown(rows)
+
+
+DRAWN = ("hr@10", "ndcg@10")  # among 100 uniform negatives
+
+
+def _drawn(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The first of the runs in the form of the authors' logs; None without one that was measured so."""
+    for run in runs:
+        if "uniform100 hr@10" in run["test"]:
+            test = {metric: run["test"][f"uniform100 {metric}"] for metric in DRAWN}
+            return {"loss": [loss for loss, _ in run["curve"]], "test": test}
+    return None
+
+
+def pretraining() -> str:
+    """S3-Rec's pre-training losses by our code, with our initial weights and with the authors' after 150 passes."""
+    rows = []
+    for of in results("s3rec-published")["runs"]:
+        for weights, losses in of["pre-training"].items():
+            name = f"{of['data'].removeprefix('amazon/')}: {weights}"
+            rows.append({"": name} | {part.replace("_", " "): f"{loss:,.2f}" for part, loss in losses.items()})
+    return markdown(rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "s3rec published": published,
+    "s3rec pretraining": pretraining,
     "models": listing,
     "models figures": figures,
     **{f"baselines {name}": partial(compared, name) for name in AMAZON},
