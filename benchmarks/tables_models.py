@@ -5,6 +5,7 @@ From contrastvae.json and its manifest; S3-Rec from its authors' weights also fr
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from benchmarks.common import markdown, results
@@ -97,6 +98,25 @@ def compared(name: str) -> str:
     return markdown(rows) + ("\n\nMissing: " + "; ".join(missing) + "." if missing else "")
 
 
+def checks() -> str:
+    """Our rows of models with one negative beside RecBoard's, with the difference in percent of its mean."""
+    manifest, found = study("contrastvae")
+    rows = []
+    for data, models in manifest["checks"].items():
+        for name, theirs in models.items():
+            for label in (name, f"{name}, RecBoard's settings"):
+                if (data, label) in found:
+                    of_ours = [run["test"] for run in found[data, label]]
+                    row: Row = {"set": data.split("/")[1].partition("_")[0], "ours": label, "seeds": len(of_ours)}
+                    for metric, values in theirs.items():
+                        ours, mean = fmean(test[metric] for test in of_ours), fmean(values)
+                        head = FOUR[metric]
+                        row |= {f"RecBoard, {head}": number(metric, mean), f"ours, {head}": number(metric, ours)}
+                        row[f"difference, {head}"] = f"{100 * (ours / mean - 1):+.1f}%"
+                    rows.append(row)
+    return markdown(rows)
+
+
 EPOCHS = (1, 2, 5, 10, 20)
 
 
@@ -144,6 +164,7 @@ def pretraining() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "baselines checks": checks,
     "s3rec published": published,
     "s3rec pretraining": pretraining,
     "models": listing,
