@@ -56,7 +56,7 @@ def fill(model: S3Rec, theirs: dict[str, Tensor]) -> None:
         "item.weight": item[[0, *ids, len(item) - 1]],  # the mask token is the last row
         "position.weight": theirs["position_embeddings.weight"].flip(0),  # their last row is that of the newest click
         "attribute.weight": theirs["attribute_embeddings.weight"][values],
-        "pretrained": torch.ones((), dtype=torch.int64),
+        "pretrained": model.pretrained,
     }
     layers = dict(LAYERS)
     for block in range(model.config.blocks):
@@ -92,14 +92,13 @@ def log(path: Path) -> dict[str, Any]:
 
 def run(name: str, data: Path, authors: Path, state: Path) -> dict[str, Any]:
     split = attributes(f"amazon/{name}", data).split
-    started = S3Rec(split.items, seed=0, pretrain=1)
-    losses = {"ours, before the pre-training": pretraining(started, split)}
-    path = authors / f"{name}-epochs-{PASSES}.pt"
-    fill(started, torch.load(path, weights_only=True, map_location="cpu"))
+    theirs = torch.load(authors / f"{name}-epochs-{PASSES}.pt", weights_only=True, map_location="cpu")
+    probe = S3Rec(split.items, seed=0, pretrain=1)
+    losses = {"ours, before the pre-training": pretraining(probe, split)}
+    fill(probe, theirs)
+    losses["theirs, after it"] = pretraining(probe, split)
     model = S3Rec(split.items, seed=0, pretrain=0)
-    model.load_state_dict(started.state_dict())
-    started.pretrained.zero_()
-    losses["theirs, after it"] = pretraining(started, split)
+    fill(model, theirs)
     print(name, json.dumps(losses), flush=True)
     done = train(model, PLAN, 0, split, state, partial(say, name), PROTOCOL)
     logs = {str(passes): log(authors / f"Finetune_sample-{name}-{passes}.txt") for passes in (0, PASSES)}
