@@ -9,12 +9,14 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from benchmarks.common import markdown, results
-from benchmarks.tables_studies import AMAZON, FOUR, Row, best_of_paper, study
+from benchmarks.tables_studies import AMAZON, FOUR, Row, best_of_paper, short, study
 from fastcl.recsys.reporting.tables import number
 from fastcl.recsys.studies.manifest import runs
 from fastcl.recsys.studies.summary import cell
 
 ARXIV = "https://arxiv.org/abs/"
+EPOCHS = (1, 5, 20)  # whose losses the table of S3-Rec shows
+DRAWN = ("hr@10", "ndcg@10")  # among 100 uniform negatives
 
 
 class Source(NamedTuple):
@@ -107,7 +109,7 @@ def checks() -> str:
             for label in (name, f"{name}, RecBoard's settings"):
                 if (data, label) in found:
                     of_ours = [run["test"] for run in found[data, label]]
-                    row: Row = {"set": _set(data), "ours": label, "seeds": len(of_ours)}
+                    row: Row = {"set": short(data), "ours": label, "seeds": len(of_ours)}
                     for metric, values in theirs.items():
                         ours, mean = fmean(test[metric] for test in of_ours), fmean(values)
                         head = FOUR[metric]
@@ -117,16 +119,13 @@ def checks() -> str:
     return markdown(rows)
 
 
-EPOCHS = (1, 5, 20)
-
-
 def published() -> str:
     """S3-Rec on each set, without and with pre-training: the authors' logs and ours, and its row of the paper's table.
     """
     manifest, found = study("contrastvae")
     rows = []
     for of in results("s3rec-published")["runs"]:
-        logs, name_of_set = of["authors"], _set(of["data"])
+        logs, name_of_set = of["authors"], short(of["data"])
         named = {
             "authors' log, no pre-training": logs["0"],
             "ours, no pre-training": _drawn(found.get((of["data"], "S3Rec without pre-training"), [])),
@@ -145,17 +144,9 @@ def published() -> str:
 
 
 def _figures(test: Mapping[str, float]) -> dict[str, str]:
-    """DRAWN are those among 100 uniform negatives."""
     of_all = {FOUR[metric]: metric for metric in ("recall@20", "ndcg@20")}
     heads = {f"{metric.upper()} of 100": metric for metric in DRAWN} | of_all
     return {head: number("recall@20", test[metric]) if metric in test else "" for head, metric in heads.items()}
-
-
-def _set(data: str) -> str:
-    return data.removeprefix("amazon/").partition("_")[0]
-
-
-DRAWN = ("hr@10", "ndcg@10")
 
 
 def _drawn(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -172,7 +163,7 @@ def pretraining() -> str:
     rows = []
     for of in results("s3rec-published")["runs"]:
         for weights, losses in of["pre-training"].items():
-            name = f"{_set(of['data'])}: {weights}"
+            name = f"{short(of['data'])}: {weights}"
             rows.append({"": name} | {part.replace("_", " "): f"{loss:,.2f}" for part, loss in losses.items()})
     return markdown(rows)
 

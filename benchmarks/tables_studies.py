@@ -69,6 +69,11 @@ def study(paper: str) -> tuple[Row, dict[tuple[str, str], list[Row]]]:
     return manifest, found
 
 
+def short(data: str) -> str:
+    """amazon/Toys_and_Games -> Toys."""
+    return data.split("/")[1].partition("_")[0]
+
+
 def best_of_paper(data: str, columns: Sequence[str]) -> dict[str, float | None]:
     rows = study("contrastvae")[0]["paper"][data].values()
     return {name: max((row[name] for row in rows if name in row), default=None) for name in columns}
@@ -122,7 +127,7 @@ def contrastvae_bars() -> str:
     for data, bar in manifest["bars"].items():
         ours = {label: found[data, label] for label in OURS if (data, label) in found}
         for label, group in (ours or {"not run": []}).items():
-            row: Row = {"set": data.split("/")[1].partition("_")[0], "ours": label, "seeds": len(group)}
+            row: Row = {"set": short(data), "ours": label, "seeds": len(group)}
             rows.append(row | {FOUR[c]: _apart([run["test"][c] for run in group], values) for c, values in bar.items()})
     return markdown(rows)
 

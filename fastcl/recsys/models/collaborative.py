@@ -34,8 +34,7 @@ def every_click(train: Histories, rng: np.random.Generator) -> np.ndarray:
 
 
 def of_random_users(train: Histories, rng: np.random.Generator) -> np.ndarray:
-    clicked = np.flatnonzero(train.lengths)
-    row = clicked[rng.integers(len(clicked), size=len(train.item))] if len(clicked) else clicked
+    row = rng.choice(np.flatnonzero(train.lengths), len(train.item))
     return train.offsets[row] + rng.integers(train.lengths[row])
 
 
