@@ -88,20 +88,28 @@ def test_vectors_and_gradients_are_those_of_dense_matrices(layers: int) -> None:
 def test_a_step_takes_one_product_less_than_layers_in_either_direction(
     split: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = {"forward": 0, "backward": 0}
-    for name in count:
-        run = getattr(lightgcn.Product, name)
+    edges: list[int] = []
+    times = lightgcn.Side.times
 
-        def counted(*args: Any, name: str = name, run: Any = run) -> Any:
-            count[name] += 1
-            return run(*args)
+    def counted(side: lightgcn.Side, table: Tensor) -> Tensor:
+        edges.append(len(side.column))
+        return times(side, table)
 
-        monkeypatch.setattr(lightgcn.Product, name, staticmethod(counted))
+    monkeypatch.setattr(lightgcn.Side, "times", counted)
     for layers in (1, 3):
-        count.update(forward=0, backward=0)
-        model = small(split, layers=layers)
-        model.loss(next(iter(model.batches(split.train, np.random.default_rng(0))))).backward()
-        assert count == {"forward": 2 * (layers - 1), "backward": 2 * (layers - 1)}  # of users and of items
+        model = small(split, layers=layers, batch=8)
+        batch = next(iter(model.batches(split.train, np.random.default_rng(0))))
+        whole = len(model.graph.item)
+        edges.clear()
+        loss = model.loss(batch)
+        forward = list(edges)
+        edges.clear()
+        loss.backward()
+        for products in (forward, edges):  # of users and of items
+            parts, wholes = sorted(products)[:2], sorted(products)[2:]
+            assert wholes == [whole] * 2 * (layers - 1)
+            assert len(parts) == 2
+            assert max(parts) < whole / 2
 
 
 def test_the_graph_has_the_train_clicks_and_nothing_else(split: Split) -> None:

@@ -233,7 +233,7 @@ def test_all_users_of_a_log_in_chunks(monkeypatch, log):
         assert [item for item, _ in rows[user]] == [item for item, _ in alone]
         assert [score for _, score in rows[user]] == pytest.approx([score for _, score in alone], abs=1e-5)
     scored: list[int] = []
-    monkeypatch.setattr(serving, "SCORES", 1)
+    monkeypatch.setattr(serving, "rows_at_once", lambda items: 1)
     monkeypatch.setattr(SASRec, "encode", lambda self, h, e=SASRec.encode: (scored.append(len(h)), e(self, h))[1])
     assert [user for user, _ in recommend_users(model, data, k=3).rows] == ["ann", "bob"]
     assert scored == [1, 1]

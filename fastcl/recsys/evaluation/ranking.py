@@ -27,6 +27,8 @@ PROTOCOLS: dict[str, Callable[[np.ndarray], np.ndarray] | None] = {
 }
 # Bytes per score at the peak: the score, its masked copy, comparisons and top-k; and the bytes that a draw adds.
 _SCORE_BYTES, _DRAW_BYTES = 16, 32
+# `rows_at_once`: rows, and scores of so many rows.
+MANY_ROWS, MANY_SCORES, FEW_ROWS, MOST_SCORES = 256, 3 * 2**20, 16, 2**25
 
 
 class NotNumbers(ValueError):
@@ -44,7 +46,7 @@ def evaluate(
     metrics: Metrics | None = None,
     vectors: torch.Tensor | None = None,
     seed: int = 0,
-    chunk: int = 256,
+    chunk: int | None = None,
     memory: int = MEMORY,
 ) -> dict[str, float]:
     """The metrics as means over all cases, and three counts: "cases", "unseen_targets" (targets without a train click,
@@ -66,8 +68,8 @@ def evaluate(
               pairs of items, averaged over the lists that have a pair. `distance.feature_vectors` makes such vectors
               from item features.
     seed:     seed of the negatives; calls with the same seed draw the same negatives.
-    chunk:    the most cases that are scored at once. memory: about the bytes that their scores may take; at least one
-              case is scored at once.
+    chunk:    the most cases that are scored at once; None: `rows_at_once`. memory: about the bytes that their scores
+              may take; at least one case is scored at once.
 
     With one target, recall@k = HR@k = 1 and NDCG@k = 1 / log2(rank + 1) where rank <= k, else 0. With several targets
     (`Interactions.presplit(targets="all")`), recall@k is the share of targets with rank <= k, and NDCG@k is the sum of
@@ -113,6 +115,18 @@ def wanted_vectors(vectors: torch.Tensor | None, metrics: Metrics) -> torch.Tens
     return vectors if DISTANCE in (parted(metric)[0] for metric in listed(metrics)) else None
 
 
+def rows_at_once(items: int) -> int:
+    """How many rows of scores of so many items are computed and ranked together.
+
+    Large matrices leave the processor's cache, and the C library fetches each of them anew from the system, which takes
+    as long as the product. Fewer rows read the item table more often.
+
+    >>> [rows_at_once(items) for items in (1_000, 40_000, 1_000_000, 10_000_000)]
+    [256, 78, 16, 3]
+    """
+    return max(1, min(MANY_ROWS, MANY_SCORES // items), min(FEW_ROWS, MOST_SCORES // items))
+
+
 def rank_cases(
     scorer: Scorer,
     cases: Cases,
@@ -125,7 +139,7 @@ def rank_cases(
     inputs: Histories | None = None,
     on_lists: Callable[[torch.Tensor], None] | None = None,
     seed: int = 0,
-    chunk: int = 256,
+    chunk: int | None = None,
     memory: int = MEMORY,
 ) -> Ranking:
     """Ranks the targets of every case once, for any number of metrics; arguments, ties and errors as in `evaluate`.
@@ -142,7 +156,7 @@ def rank_cases(
     (2345, 23450)
     """
     k = cutoffs(k)
-    _check_options(seen, chunk)
+    _check_options(seen, 1 if chunk is None else chunk)
     _check_protocol(protocol)
     if memory < 1:
         raise ValueError(f"memory: expected at least 1 byte, got {memory}")
@@ -163,6 +177,7 @@ def rank_cases(
     drawn_by = PROTOCOLS[protocol]
     weights = None if drawn_by is None else drawn_by(counts)
     bytes_a_case = len(counts) * (_SCORE_BYTES + (0 if weights is None else _DRAW_BYTES))
+    chunk = rows_at_once(len(counts)) if chunk is None else chunk
     rng = np.random.default_rng(seed)
     rank = torch.empty(len(cases.target), device="cpu", dtype=torch.float64)
     candidates = torch.empty(len(cases), device="cpu", dtype=torch.int64)

@@ -16,14 +16,13 @@ from fastcl.recsys.data.containers import number_array
 from fastcl.recsys.data.ids import Ids
 from fastcl.recsys.data.scoring import check_items, frozen
 from fastcl.recsys.evaluation.cutoffs import Cutoffs, cutoff
-from fastcl.recsys.evaluation.ranking import SEEN, top_k
+from fastcl.recsys.evaluation.ranking import SEEN, rows_at_once, top_k
 from fastcl.recsys.models import Model
 from fastcl.recsys.models.base import check_model
 from fastcl.recsys.options import one_of
 from fastcl.recsys.serving.index import ItemIndex, check_belongs, open_index, suits, top_k_by
 
 MAX_CHUNK = 256  # the most histories that are scored at once; more are not faster
-SCORES = 2**25  # the most scores that are held at once: fewer histories where there are many items
 
 Row = list[tuple[str, float]]  # (external id, score), best first
 
@@ -286,7 +285,7 @@ def _ranked(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     if index is not None and isinstance(scorer, Model) and suits(index, allowed):
         return _found(index, scorer, histories, k, seen, allowed)
-    return _chunks(scorer, histories, k, seen, max(1, min(MAX_CHUNK, SCORES // len(allowed))), allowed)
+    return _chunks(scorer, histories, k, seen, min(MAX_CHUNK, rows_at_once(len(allowed))), allowed)
 
 
 def _allowed(items: Items, only: Sequence[str] | None, without: Sequence[str]) -> torch.Tensor:

@@ -17,7 +17,7 @@ from fastcl.recsys.data import Cases, Histories, Split
 from fastcl.recsys.data.scoring import frozen
 from fastcl.recsys.evaluation.cutoffs import cutoffs_in
 from fastcl.recsys.evaluation.measures import Ranking, measure
-from fastcl.recsys.evaluation.ranking import NotNumbers, evaluate, how_many, mask_seen, placed
+from fastcl.recsys.evaluation.ranking import NotNumbers, evaluate, how_many, mask_seen, placed, rows_at_once
 from fastcl.recsys.models import Model
 from fastcl.recsys.models.base import inner_products
 from fastcl.recsys.training import processes
@@ -29,8 +29,7 @@ from fastcl.recsys.training.state import Settings
 # (benchmarks/bench_scale.py), so that this is five minutes of it.
 SCORES = 10**10
 FEWEST = 1_000  # cases; the standard error of a recall of 0.1 is then 0.0095
-CHUNK = 256  # cases that are scored at once
-MEMORY = 2**24  # scores that a process holds at once, at most, of several cases
+CHUNK = 256  # the most cases that are scored at once
 
 
 def with_sample(settings: Settings, split: Split) -> Settings:
@@ -118,7 +117,7 @@ def rank_shared(model: Model, optimizer: RowAdam, cases: Cases, counts: np.ndarr
     ranks, candidates = [], []
     with torch.inference_mode(), frozen(model), optimizer.own_rows():
         table = _Shard(model)
-        size = max(1, min(CHUNK, MEMORY // len(table.vectors)))
+        size = min(CHUNK, rows_at_once(len(table.vectors)))
         for begin in range(0, len(cases), size):
             part = cases.take(np.arange(begin, min(begin + size, len(cases))))
             query = _queries(model, optimizer, part.history, settings.lr)
