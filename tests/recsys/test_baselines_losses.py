@@ -107,8 +107,8 @@ def stosa_states(model: Any, item: Tensor) -> tuple[Tensor, Tensor]:
         if stream is None:
             results.append(x)
             continue
-        x = block.norms[0](x + stream.out(context))
-        results.append(block.norms[1](x + stream.feed[2](F.elu(stream.feed[0](x)))))
+        x = block.norm(x + stream.out(context))
+        results.append(stream.norm(x + stream.feed[2](F.elu(stream.feed[0](x)))))
     return results[0], F.elu(results[1]) + 1
 
 
@@ -154,15 +154,15 @@ def dt4sr_stack(stack: Any, x: Tensor, official: bool) -> Tensor:
     length, block = len(x), stack.blocks[0]
     x = 4.0 * x + stack.position.weight[torch.arange(length - 1, -1, -1)]
     active = F.elu if official else (lambda t: t)
-    query = block.norm_attention(x)
-    q, (k, v) = active(block.query(query)), active(block.key_value(x)).chunk(2, -1)
+    query = block.norm_query(x)
+    q, k, v = active(block.query(query)), active(block.key(x)), active(block.value(x))
     mixed = torch.zeros(length, 16)
     for at in range(length):
         for head in (slice(0, 8), slice(8, 16)):
             a = (k[: at + 1, head] @ q[at, head] / 8**0.5).softmax(0)
             mixed[at, head] = a @ v[: at + 1, head]
-    y = (block.norm_attention if official else block.norm_feed)(query + mixed)
-    return stack.norm(y + active(block.feed[3](F.elu(block.feed[0](y)))))
+    y = block.norm_attention(query + mixed)
+    return stack.norm(block.norm_feed(y + active(block.feed[2](F.elu(block.feed[0](y))))))
 
 
 @pytest.mark.parametrize("form", ["official", "paper"])
@@ -276,15 +276,21 @@ def test_acvae_moves_each_part_by_its_own_term() -> None:
         both = [torch.cat([x[clicks.row == row], other[row]], 1) for row in range(size)]
         return torch.cat([model.verdict[1](F.gelu(gru(model.critic, one)))[:, 0] for one in both])
 
+    def adversary_of(z: Tensor) -> Tensor:
+        y = model.adversary.first(torch.cat([x, z], 1))
+        for first, second in model.adversary.blocks:
+            y = F.elu(y + second(first(y)))
+        return model.adversary.last(y) + z**2 / 2
+
     others = []
     for row in range(size):
-        theirs = z[row - 1][: len(z[row])]
-        others.append(torch.cat([theirs, torch.zeros(len(z[row]) - len(theirs), theirs.shape[1])]))
+        theirs = z[(row + 1) % size]
+        others.append(theirs[[min(at, len(theirs) - 1) for at in range(len(z[row]))]])
     torch.manual_seed(5)
     parts = model.parts(batch)
     torch.manual_seed(5)
     drawn = torch.randn_like(flat)
-    told, prior = model.adversary(x, flat), model.adversary(x, drawn)
+    told, prior = adversary_of(flat), adversary_of(drawn)
     close(parts["reconstruction"], F.cross_entropy(logits, batch.target - 1, reduction="sum") / size)
     close(parts["kl"], 0.05 * told.mean(1).sum() / size)
     right, wrong = critic(z), critic(others)

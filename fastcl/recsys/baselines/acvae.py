@@ -70,15 +70,21 @@ class Adversary(nn.Module):
         super().__init__()
         self.first, self.last = nn.Linear(dim + latent, dim), nn.Linear(dim, latent)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(dim, dim), nn.ELU(), nn.Linear(dim, dim), nn.ELU()) for _ in range(2)
+            nn.Sequential(nn.Linear(dim, dim), nn.Linear(dim, dim)) for _ in range(2)
         )
         self.dropout = Dropout(0.2)
 
     def forward(self, x: Tensor, z: Tensor) -> Tensor:  # [n, dim], [n, latent] -> [n, latent]
         y = self.dropout(self.first(torch.cat([x, z], -1)))
         for block in self.blocks:
-            y = y + block(y)
+            y = F.elu(y + block(y))
         return self.dropout(self.last(y)) + 0.5 * z.square()
+
+
+def of_next(clicks: Packed) -> Tensor:
+    """int64 [n], the packed row of the click at the same place of the next window, of its newest if it is shorter."""
+    after = (clicks.row + 1) % len(clicks.length)
+    return clicks.last[after] - (clicks.length[after] - 1 - clicks.position).clamp(min=0)
 
 
 class ACVAE(NextItem):
@@ -87,8 +93,10 @@ class ACVAE(NextItem):
     All terms of the loss are sums over a window's positions, averaged over windows: -log softmax of the next item;
     `kl_weight` times the adversary's T(x, z); `contrast_weight` times how well a critic tells a window's latent
     variables from those of another one of the batch; and the adversary's own loss, to tell z from draws of N(0, I),
-    of which only the adversary learns. One Adam trains everything; the authors' program steps its encoder by AdamW and
-    SGD and its adversary by SGD. Scores use no noise; the authors' program draws it for its test too.
+    of which only the adversary learns. One Adam trains everything, without weight decay; the authors' program steps
+    its encoder by AdamW and SGD and its adversary by SGD, with it. Scores use no noise; the authors' program draws it
+    for its test too. Where the other window of the contrast is shorter, its newest latent variable stands in; the
+    authors' program takes what its networks give for the padding there.
 
     Args:
         items: the item table.
@@ -151,11 +159,10 @@ class ACVAE(NextItem):
         # The encoder learns from the adversary's verdict and must not move the adversary.
         held = {name: weights.detach() for name, weights in self.adversary.named_parameters()}
         far = torch.func.functional_call(self.adversary, held, (x, z)).mean(-1).sum()
-        other = clicks.pad(z).roll(1, 0)[clicks.row, clicks.position]
-        contrast = (F.softplus(-self._critic(x, z, clicks)) + F.softplus(self._critic(x, other, clicks))).sum()
+        contrast = F.softplus(-self._critic(x, z, clicks)) + F.softplus(self._critic(x, z[of_next(clicks)], clicks))
         drawn = self.adversary(x.detach(), torch.randn_like(z))
         told = F.softplus(-self.adversary(x.detach(), z.detach())) + F.softplus(drawn)
-        sums = reconstruction, config.kl_weight * far, config.contrast_weight * contrast, told.mean(-1).sum()
+        sums = reconstruction, config.kl_weight * far, config.contrast_weight * contrast.sum(), told.mean(-1).sum()
         return {name: total / len(clicks.length) for name, total in zip(self.part_names, sums, strict=True)}
 
     def _critic(self, x: Tensor, z: Tensor, clicks: Packed) -> Tensor:

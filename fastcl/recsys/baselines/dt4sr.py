@@ -29,9 +29,8 @@ class DT4SRConfig(GaussianConfig):
     heads: int = setting(2, "Attention heads of each block.")
     form: str = setting(
         "official",
-        """"official": ELU behind queries, keys, values and both layers of the FFN, and one layer norm a block, as in
-        the authors' program. "paper": linear queries, keys and values, an FFN whose second layer is linear, and two
-        layer norms a block.""",
+        """"official": ELU behind queries, keys, values and both layers of the FFN, as in the authors' program. "paper":
+        linear queries, keys and values, and an FFN whose second layer is linear.""",
         FORMS,
     )
 
@@ -41,30 +40,34 @@ class DT4SRConfig(GaussianConfig):
         check_heads(self)
 
 
+class Norm(nn.LayerNorm):
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, eps=1e-8)
+
+
 class Block(nn.Module):
-    """Causal attention whose queries alone are normalised and are what the residual adds; then the FFN likewise."""
+    """Causal attention whose queries alone are normalised and are what the residual adds; then an FFN. The sum of each
+    with its residual is normalised. Dropout is that of the attention weights alone.
+    """
 
     def __init__(self, config: DT4SRConfig) -> None:
         super().__init__()
         dim, official = config.dim, config.form == "official"
         self.heads = config.heads
-        self.query, self.key_value = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
-        last = [nn.ELU()] if official else []
-        drop = Dropout(config.dropout)
-        self.feed = nn.Sequential(nn.Linear(dim, dim), nn.ELU(), drop, nn.Linear(dim, dim), *last, drop)
-        self.norm_attention = nn.LayerNorm(dim)
-        self.norm_feed = self.norm_attention if official else nn.LayerNorm(dim)
+        self.query, self.key, self.value = (nn.Linear(dim, dim) for _ in range(3))
+        self.feed = nn.Sequential(nn.Linear(dim, dim), nn.ELU(), nn.Linear(dim, dim), *[nn.ELU()] * official)
+        self.norm_query, self.norm_attention, self.norm_feed = (Norm(dim) for _ in range(3))
         self.active: nn.Module = nn.ELU() if official else nn.Identity()
-        self.dropout = drop
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, clicks: Packed) -> Tensor:  # [n, D]
         def mixed(qkv: Tensor, block: int) -> Tensor:  # [b, L, 3D] -> [b, L, D]
             return merged(attention(*split(qkv, self.heads), None, self.dropout))
 
-        query = self.norm_attention(x)
-        qkv = self.active(torch.cat([self.query(query), self.key_value(x)], -1))
-        x = self.norm_feed(query + clicks.by_length(qkv, mixed))
-        return x + self.feed(x)
+        query = self.norm_query(x)
+        qkv = self.active(torch.cat([self.query(query), self.key(x), self.value(x)], -1))
+        x = self.norm_attention(query + clicks.by_length(qkv, mixed))
+        return self.norm_feed(x + self.feed(x))
 
 
 class Stack(nn.Module):
@@ -74,7 +77,7 @@ class Stack(nn.Module):
         super().__init__()
         self.position, self.dropout = nn.Embedding(config.max_len, config.dim), Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
-        self.norm = nn.LayerNorm(config.dim)
+        self.norm = Norm(config.dim)
 
     def forward(self, item: Tensor, clicks: Packed) -> Tensor:  # [n, D]
         x = item * item.shape[-1] ** 0.5 + self.position(POSITIONS["newest"](clicks))
@@ -115,6 +118,9 @@ class DT4SR(Gaussian):
         for module in self.modules():
             if isinstance(module, nn.Embedding):
                 nn.init.trunc_normal_(module.weight, 0.01, 0.02, -0.03, 0.05)
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
 
     def forward(self, item: Tensor, clicks: Packed) -> Tensor:
         """item [n] -> [n, 2D], the joined mean and variance of the state after each click."""

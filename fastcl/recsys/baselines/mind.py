@@ -62,7 +62,8 @@ class MIND(NextItem):
 
     One linear map takes all clicks to all capsules. The routing's logits begin as random numbers, which are drawn with
     the initial weights, one for each interest and age of a click; the published programs draw them at every call, so
-    that they give other scores each time. All users have `interests` of them, as in ComiRec's program.
+    that they give other scores each time. All users have `interests` of them, as in ComiRec's program. Item vectors
+    begin with a standard deviation of 1 / sqrt(dim); in that program they begin the smaller, the more items there are.
 
     Args:
         items: the item table.

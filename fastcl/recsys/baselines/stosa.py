@@ -49,29 +49,29 @@ class STOSAConfig(GaussianConfig):
 
 
 class Stream(nn.Module):
-    """The weights of one of the two: values, output and FFN."""
+    """The weights of one of the two: values, output, FFN and the norm behind it."""
 
     def __init__(self, dim: int, dropout: float) -> None:
         super().__init__()
         self.value, self.out = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.feed = nn.Sequential(nn.Linear(dim, 4 * dim), nn.ELU(), nn.Linear(4 * dim, dim))
-        self.dropout = Dropout(dropout)
+        self.norm, self.dropout = nn.LayerNorm(dim, eps=1e-12), Dropout(dropout)
 
-    def forward(self, x: Tensor, context: Tensor, norms: nn.ModuleList) -> Tensor:
-        x = norms[0](x + self.dropout(self.out(context)))
-        return norms[1](x + self.dropout(self.feed(x)))
+    def forward(self, x: Tensor, context: Tensor, norm: nn.Module) -> Tensor:
+        x = norm(x + self.dropout(self.out(context)))
+        return self.norm(x + self.dropout(self.feed(x)))
 
 
 class WassersteinBlock(nn.Module):
     """Attention with softmax_j(-D(query_i, key_j) / sqrt(D/heads)), causal; means are summed with these weights,
-    covariances with their squares. Both streams share their layer norms.
+    covariances with their squares. Both streams share the layer norm behind it.
     """
 
     def __init__(self, config: STOSAConfig) -> None:
         super().__init__()
         self.heads = config.heads
         self.means, self.covariances = (nn.Linear(config.dim, 2 * config.dim) for _ in range(2))  # queries and keys
-        self.norms = nn.ModuleList(nn.LayerNorm(config.dim, eps=1e-12) for _ in range(2))
+        self.norm = nn.LayerNorm(config.dim, eps=1e-12)
         self.covariance = Stream(config.dim, config.dropout)
         self.mean = Stream(config.dim, config.dropout) if config.form == "paper" else None
         self.dropout = Dropout(config.attention_dropout)
@@ -84,8 +84,8 @@ class WassersteinBlock(nn.Module):
         contexts = clicks.by_length(torch.cat([self.means(mean), spread, *values], -1), self._mixed)
         of_covariance, *of_mean = contexts.chunk(len(values), -1)
         if self.mean is not None:
-            mean = self.mean(mean, of_mean[0], self.norms)
-        return mean, F.elu(self.covariance(covariance, of_covariance, self.norms)) + 1.0
+            mean = self.mean(mean, of_mean[0], self.norm)
+        return mean, F.elu(self.covariance(covariance, of_covariance, self.norm)) + 1.0
 
     def _mixed(self, x: Tensor, block: int) -> Tensor:
         """[b, L, 5D or 6D], queries and keys of means, of covariances, then values -> [b, L, D or 2D], contexts."""

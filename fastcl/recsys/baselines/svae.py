@@ -52,7 +52,11 @@ class SVAEConfig(NextItemConfig):
     latent: int = setting(64, "Width of the latent variable.")
     following: int = setting(4, "Items after a click that its latent variable is to tell.")
     kl_weight: float = setting(0.2, "Weight of the KL divergence, once it has risen to it.")
-    kl_steps: int = setting(200_000, "The weight of the KL divergence is min(kl_weight, optimiser steps / kl_steps).")
+    kl_steps: int = setting(
+        6_250,
+        """The weight of the KL divergence is min(kl_weight, optimiser steps / kl_steps). The paper's 200,000 are steps
+        of one window each, 32 times as many.""",
+    )
     decay: float = setting(0.0, "Weight decay: decay / 2 times the sum of all squared weights; the paper's is 0.005.")
     dropout: float = setting(0.0, "Dropout rate of the items that are read.")
     batch: int = setting(32, "Windows in a batch.")
