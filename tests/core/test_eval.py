@@ -84,6 +84,8 @@ def test_retrieval_ranks_both_directions_with_ties_at_half(monkeypatch: pytest.M
             ranks.append(1 + sum(s > row[i] for s in row) + 0.5 * (sum(s == row[i] for s in row) - 1))
         for k in (1, 3):
             assert found[f"{name}recall@{k}"] == pytest.approx(np.mean([rank <= k for rank in ranks]))
+        assert found[f"{name}median rank"] == np.median(ranks)
+    assert evaluation.retrieval(torch.eye(4), torch.eye(4)[[0, 2, 1, 3]])["median rank"] == 2.0  # of 1, 1, 3 and 3
     constant = evaluation.retrieval(torch.ones(9, 2), torch.ones(9, 2), k=(1, 4, 5))
     assert (constant["recall@1"], constant["recall@4"], constant["recall@5"]) == (0.0, 0.0, 1.0)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,20 @@ def test_popularity_and_personal_frequency() -> None:
     # 2 twice, 1 once, then by popularity; a user without history gets popularity.
     assert top_k(frequency, history, 4, "keep")[0].tolist() == [[2, 1, 4, 3], [4, 3, 1, 2]]
     assert (frequency[:, 0] == -INF).all()
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.7, 0.1])
+def test_items_of_the_history_come_first_by_weight_then_by_clicks(decay: float) -> None:
+    rng = np.random.default_rng(0)
+    counts = np.append(0, rng.integers(0, 5, 12))
+    rows = [rng.integers(1, 13, n).tolist() for n in rng.integers(0, 20, 60)]
+    found = PersonalFrequency(counts, decay=decay).scores(Histories.from_lists(rows)).tolist()
+    for row, scores in zip(rows, found, strict=True):
+        weight = [sum(Fraction(decay) ** age for age, i in enumerate(reversed(row)) if i == item) for item in range(13)]
+        order = sorted(range(1, 13), key=lambda item: (weight[item], counts[item]))
+        for lower, upper in itertools.pairwise(order):
+            alike = (weight[lower], counts[lower]) == (weight[upper], counts[upper])
+            assert scores[lower] == scores[upper] if alike else scores[lower] < scores[upper]
 
 
 def co_occurrence_oracle(train: list[list[int]], history: list[int], n_items: int) -> list[float]:

@@ -101,6 +101,15 @@ def test_lists_are_whole_where_the_index_finds_too_few(tmp_path: Path, monkeypat
     assert short[-1] == []
 
 
+def test_an_item_that_several_queries_find_is_listed_once(tmp_path: Path) -> None:
+    """The queries of a history find few items together, some of them twice."""
+    model = made("multi_clrec", ITEMS, seed=1, dim=16, max_len=7, served=4).eval()
+    export(model, tmp_path, "faiss", index="IVF20,Flat", queries=Histories.from_lists([[1, 2]]))
+    for k in (10, 15, 20, 25, 30):
+        for row in recommend(model, histories(), k=k, index=tmp_path)[:40]:
+            assert len({item for item, _ in row}) == k
+
+
 def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     model, folder = model_of(), tmp_path / "index"
     queries = Histories.from_lists([[1, 2]])

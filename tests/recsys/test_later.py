@@ -145,6 +145,9 @@ def test_the_next_week_on_the_command_line(place: Path, capsys: pytest.CaptureFi
     assert "recall@5 by new and known" in told
     assert "week.csv: 7 clicks: 4 are cases, 1 have no click on a known item before them, 2 are in the earlier" in told
     assert "1 new users with 1 cases, 1 new items with 1 cases" in told
+    assert call("evaluate", "sasrec", "--on", "week.csv", "--robustness", "0.9", "--json") == 0
+    (lost, swapped) = json.loads(capsys.readouterr().out)["robustness"]["sasrec"]
+    assert (lost["kind"], swapped["kind"]) == ("delete", "replace")
     with warnings.catch_warnings():
         warnings.simplefilter("always", LeakageWarning)  # which other tests do not show
         assert call("evaluate", "clrec") == 0

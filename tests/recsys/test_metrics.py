@@ -301,6 +301,7 @@ def test_options_are_checked_before_anything_is_scored() -> None:
         ({"metrics": ("gini",), "protocol": "pop100"}, "'gini' needs whole lists; expected protocol 'full'"),
         ({"metrics": ("distance",)}, "'distance' needs vectors"),
         ({"metrics": ("distance",), "vectors": torch.ones(2, 4)}, r"vectors: expected float \[3, D\]"),
+        ({"metrics": ("distance",), "vectors": torch.tensor([[1.0], [math.nan], [1.0]])}, "vectors: expected finite"),
         ({"memory": 0}, "memory: expected at least 1 byte"),
         ({"counts": None}, "counts: expected the train clicks of each item, got none"),
     ):

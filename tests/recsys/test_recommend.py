@@ -135,6 +135,9 @@ def test_only_and_without_limit_the_lists_and_not_the_scores():
     assert found == [[entry for entry in row if entry[0] in ("i1", "i2", "i3", "i30")] for row in whole]
     short = recommend(model, [["i3", "i5"], ["i7"]], k=2, only=shop)
     assert short == [[entry for entry in row if entry[0] in shop][:2] for row in whole]
+    assert recommend(model, map(list, [["i3", "i5"], ["i7"]]), k=2, only=iter(shop)) == short
+    barred = recommend(model, [["i3", "i5"], ["i7"]], k=100, without=(item for item in shop))
+    assert barred == [[entry for entry in row if entry[0] not in shop] for row in whole]
     for options, error, message in (
         ({"only": "i1"}, TypeError, "only: expected a sequence of ids as strings, got 'i1'"),
         ({"without": [1]}, TypeError, r"without: expected a sequence of ids as strings, got \[1\]"),

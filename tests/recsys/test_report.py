@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -203,10 +204,16 @@ def test_the_verdict_is_a_paired_comparison_with_the_best_floor() -> None:
     assert numbers["intervals"]["a"]["ndcg@10"] == pytest.approx([mean.mean() - half, mean.mean() + half])
     for example in numbers["examples"]:
         (case,) = np.flatnonzero(np.array(split.users)[split.test.user] == example["user"])
-        assert example["next"] == ITEMS.ids[split.test.target[case] - 1]
+        assert example["next"] == [ITEMS.ids[split.test.target[case] - 1]]
         assert example["newest"][-1] == ITEMS.ids[split.test.history.take(np.array([case])).item[-1] - 1]
         assert list(example["shown"]) == ["a", best]
         assert not set(example["shown"]["a"]) & set(example["newest"])
+
+
+def test_a_model_and_a_floor_do_not_share_a_name() -> None:
+    models = {"popularity": SASRec(ITEMS, dim=8, seed=0).eval()}
+    with pytest.raises(ValueError, match="models: expected other names than those of the floors, got popularity"):
+        measured(models, log().split(), seen="mask", ratios=(0.5,), by=())
 
 
 def test_the_period_is_told_of_unix_seconds_alone() -> None:
@@ -233,6 +240,12 @@ def test_report_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "groups-2.png" not in names
     assert main.main(["report", str(run), "-o", str(tmp_path / "out"), "--by", "age"]) == 2
     assert "--by: expected names among popularity, frequency, length, got 'age'" in capsys.readouterr().err
+    twin = tmp_path / "popularity"
+    shutil.copytree(run, twin)
+    assert main.main(["report", str(twin), "-o", str(tmp_path / "other"), "--by", "length"]) == 0
+    results = json.loads((tmp_path / "other" / "numbers.json").read_text())["results"]
+    assert list(results) == [f"{tmp_path.name}/popularity", "popularity", "co-occurrence"]
+    capsys.readouterr()
     (run / "metrics.jsonl").write_text("{broken\n")
     assert main.main(["report", str(run), "-o", str(tmp_path / "out")]) == 2
     assert "metrics.jsonl: damaged" in capsys.readouterr().err

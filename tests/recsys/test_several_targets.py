@@ -9,10 +9,22 @@ import numpy as np
 import pytest
 import torch
 
-from fastcl.recsys import Cases, Histories, Interactions, Items, Popularity, Split, by_group, evaluate, rank_cases
+from fastcl.recsys import (
+    Cases,
+    Histories,
+    Interactions,
+    Items,
+    Popularity,
+    Split,
+    by_group,
+    evaluate,
+    load,
+    rank_cases,
+)
 from fastcl.recsys.cli import main
 from fastcl.recsys.data import fingerprints
 from fastcl.recsys.evaluation.measures import measure
+from fastcl.recsys.reporting.numbers import measured
 
 
 class Fixed:
@@ -51,8 +63,8 @@ def test_metrics_of_several_targets_are_those_of_ir_measures() -> None:
     names = {"recall": "R", "ndcg": "nDCG", "mrr": "RR", "map": "AP", "hr": "Success"}
     theirs = {f"{our}@{k}": ir_measures.parse_measure(f"{name}@{k}") for our, name in names.items() for k in (1, 5, 20)}
     expected = ir_measures.calc_aggregate(list(theirs.values()), qrels, run)
-    for name, measured in theirs.items():
-        assert found[name] == pytest.approx(expected[measured], abs=1e-6), name
+    for name, their in theirs.items():
+        assert found[name] == pytest.approx(expected[their], abs=1e-6), name
 
 
 def test_by_hand() -> None:
@@ -200,6 +212,15 @@ def test_the_command_line(files: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main.main(["evaluate", "run"]) == 0
     assert main.main(["evaluate", "run", "--by", "popularity,length", "--metrics", "recall,ndcg", "--k", "2"]) == 0
     assert capsys.readouterr().out.count("9 cases") == 2
+    split = Interactions.presplit("train.txt", None, "test.txt", targets="all", format="sequence")
+    for example in measured({"mf": load("run")}, split, seen="mask", ratios=(0.5,), by=())["examples"]:
+        user = int(example["user"])
+        assert sorted(example["next"]) == sorted({str((user + 5) % 9), str((user + 6) % 9)})
+    Path("later.txt").write_text(Path("train.txt").read_text() + " 4\n")  # one of the two targets of user 8
+    assert main.main(["evaluate", "run", "--data", "later.txt"]) == 0
+    told = capsys.readouterr()
+    assert "0 of its 18 test targets were among these" in told.err
+    assert "1 in the history of their own case" in told.out
     assert main.main(["resume", "run"]) == 0
     for options, message in (
         (["train.txt", "--targets", "all"], "--targets: expected --test FILE with it, got none"),

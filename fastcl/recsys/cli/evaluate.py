@@ -119,8 +119,8 @@ def run(args: argparse.Namespace) -> None:
         shown.append(f"among the {count:,} items without a train click:\n{tables.result_table(new)}")
     if corrupted:
         shown.append(_robustness_table(corrupted, f"recall@{k[0]}"))
-    told = f"{counts['cases']:,} cases; {counts['unseen_targets']:,} with a target that has no train click"
-    shown.append(f"{told}, {counts['repeated_targets']:,} with one that is in their own history")
+    told = f"{counts['cases']:,} cases; {counts['unseen_targets']:,} targets without a train click"
+    shown.append(f"{told}, {counts['repeated_targets']:,} in the history of their own case")
     if week is not None:
         shown.append(f"{args.on}: {week.report}")
     print("\n\n".join(shown))

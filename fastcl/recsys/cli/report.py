@@ -9,6 +9,7 @@ from typing import Any
 from fastcl.recsys.cli.runs import Run, add_run_options, groups_of, inputs_of, open_runs, run_folders, tell
 from fastcl.recsys.evaluation.groups import GROUPS
 from fastcl.recsys.reporting.report import FILES, report
+from fastcl.recsys.reporting.tables import FLOORS
 from fastcl.recsys.training.checkpoint import read_metrics
 from fastcl.recsys.training.threads import add_threads
 from fastcl.recsys.writing import check_folder
@@ -71,7 +72,9 @@ def _title(path: str) -> str:
 
 
 def _name(folder: Path) -> str:
-    return f"{folder.parent.name}/{folder.name}" if folder.name.startswith("seed-") else folder.name
+    """The folder's own name, with that of the folder around it where it would be a seed's or a floor's."""
+    alone = not folder.name.startswith("seed-") and folder.name not in FLOORS
+    return folder.name if alone else f"{folder.parent.name}/{folder.name}"
 
 
 def _groups(runs: list[Run], names: list[str]) -> dict[str, str]:

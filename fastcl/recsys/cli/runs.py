@@ -174,9 +174,10 @@ def _sampled(run: Run, split: Split) -> str | None:
 def repeats(split: Split) -> str | None:
     """A note where many test targets are repeats, which no model can find while seen items are masked."""
     count = int(split.test.repeated.sum()) if split.report is None else split.report.repeated_targets
-    if count <= MANY * len(split.test):
+    of = len(split.test.target)
+    if count <= MANY * of:
         return None
-    share = f"{count:,} of {len(split.test):,} test targets ({count / len(split.test):.0%})"
+    share = f"{count:,} of {of:,} test targets ({count / of:.0%})"
     return f"{share} are in their user's own history, sure misses under --seen mask; --seen keep ranks seen items too"
 
 
@@ -209,11 +210,12 @@ def _other_clicks(run: Run, split: Split, path: str | None) -> str | None:
     known = _trained_targets(run, split, trained)
     if known is None:
         return f"{note}; whether its test targets were among these is unknown: the data of the run is not at hand"
-    return f"{note}; {known:,} of its {len(split.test):,} test targets were among these, as clicks of the same user"
+    of = len(split.test.target)
+    return f"{note}; {known:,} of its {of:,} test targets were among these, as clicks of the same user"
 
 
 def _trained_targets(run: Run, split: Split, trained: str) -> int | None:
-    """How many test cases have a pair (user, target) that was in training; None where the run's data cannot be read."""
+    """How many test targets were in training with their user; None where the run's data cannot be read."""
     try:
         own = Source.recorded(run.config).split()
     except (OSError, ValueError, TypeError):
@@ -221,7 +223,7 @@ def _trained_targets(run: Run, split: Split, trained: str) -> int | None:
     if fingerprints.fingerprint(own) != trained:
         return None
     number = {user: n for n, user in enumerate(own.users)}
-    user = np.array([number.get(split.users[u], -1) for u in split.test.user])
+    user = np.array([number.get(split.users[u], -1) for u in split.test.user])[split.test.case]
     row = np.repeat(np.arange(len(own.train)), own.train.lengths)
     pairs = row * len(own.counts) + own.train.item  # both splits have the same item table, as checked before
     return int(np.isin(user * len(own.counts) + split.test.target, pairs).sum())

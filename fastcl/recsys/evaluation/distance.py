@@ -45,6 +45,8 @@ class MeanDistance:
         vectors = torch.as_tensor(vectors).detach().cpu()
         if vectors.ndim != 2 or len(vectors) != rows or not vectors.is_floating_point():
             raise ValueError(f"vectors: expected float [{rows}, D], got {vectors.dtype} {list(vectors.shape)}")
+        if not vectors[1:].isfinite().all():
+            raise ValueError("vectors: expected finite numbers, got NaN or infinity")
         self._unit = F.normalize(vectors.double(), dim=1)
         self._unit[PAD] = 0.0
         self._square = self._unit.square().sum(1)

@@ -14,6 +14,7 @@ from fastcl.recsys.data.scoring import frozen
 from fastcl.recsys.evaluation.cutoffs import Cutoffs
 from fastcl.recsys.evaluation.measures import measure
 from fastcl.recsys.evaluation.ranking import MEMORY, SEEN, rank_cases, train_counts
+from fastcl.recsys.models.carrying import Padded
 from fastcl.recsys.options import one_of
 
 RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -79,9 +80,12 @@ def robustness(
     check_ratios(ratios)
     counts = train_counts(cases)
     found = []
+    history, items = cases.history, len(counts) - 1
+    if isinstance(scorer, Padded):  # a history in which it knows no item has no scores
+        history, items = scorer.readable(history), scorer.known
     with frozen(scorer):
         for kind, ratio in product(kinds, ratios):
-            inputs = CORRUPTIONS[kind](cases.history, ratio, len(counts) - 1, np.random.default_rng(seed))
+            inputs = CORRUPTIONS[kind](history, ratio, items, np.random.default_rng(seed))
             ranking = rank_cases(scorer, cases, counts=counts, k=k, seen=seen, memory=memory, inputs=inputs)
             values = {name: value for name, value in measure(ranking, METRICS).items() if "@" in name}
             found.append({"kind": kind, "ratio": ratio, **values})

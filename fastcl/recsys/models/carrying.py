@@ -3,7 +3,7 @@ names, rows of new items from the features that they share with earlier items. N
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -160,13 +160,17 @@ class Padded:
     def __init__(self, scorer: Any, items: Items) -> None:
         self.scorer, self.items, self.known = scorer, items, len(scorer.items)
 
-    def scores(self, histories: Histories) -> Tensor:
-        """float32 [B, I+1]"""
+    def readable(self, histories: Histories) -> Histories:
+        """The histories without the items that the scorer passes over."""
         keep = histories.item <= self.known
         before = np.append(0, np.cumsum(keep))
         time = None if histories.time is None else histories.time[keep]
         offsets = before[histories.offsets].astype(np.int64)
-        own = Histories(offsets, histories.item[keep], time, self.scorer.items, histories.users)
+        return Histories(offsets, histories.item[keep], time, histories.items, histories.users)
+
+    def scores(self, histories: Histories) -> Tensor:
+        """float32 [B, I+1]"""
+        own = replace(self.readable(histories), items=self.scorer.items)
         scores: Tensor = self.scorer.scores(own)
         return nn.functional.pad(scores, (0, len(self.items) - self.known), value=-torch.inf)
 

@@ -45,8 +45,22 @@ class PersonalFrequency:
         self._tie[PAD] = -torch.inf
 
     def scores(self, histories: Histories) -> torch.Tensor:
-        """float32 [B, I+1]: count in the history + a fraction below 1 that rises with popularity."""
-        return self._tie + _weights(histories, len(self._tie), self._decay).to_dense()
+        """float32 [B, I+1]: the place of the item's weight among the distinct ones of the history, from 1 for the
+        smallest, or 0 for an item that is not in it, + a fraction below 1 that rises with popularity.
+        """
+        columns = len(self._tie)
+        row, age = _row_and_age(histories)
+        pair, nth = np.unique(row * columns + histories.item, return_inverse=True)
+        weight = np.bincount(nth, self._decay**age, len(pair))
+        row, item = np.divmod(pair, columns)
+        order = np.lexsort((weight, row))
+        row, item, weight = row[order], item[order], weight[order]
+        first = np.diff(row, prepend=-1) > 0
+        # Weights of items that occur equally often, or at the same ages, may differ by rounding.
+        above = first | (np.diff(weight, prepend=0.0) > 1e-12 * weight)
+        level = np.cumsum(above)
+        begins: np.ndarray = np.maximum.accumulate(np.where(first, level, 0))
+        return self._tie + _sparse(row, item, level - begins + 1, (len(histories), columns)).to_dense()
 
 
 class CoOccurrence:
@@ -111,9 +125,14 @@ def _matching(items: Items | None, counts: np.ndarray) -> Items | None:
 
 def _weights(histories: Histories, columns: int, decay: float) -> torch.Tensor:
     """Sparse [B, columns]: for each item the sum over its occurrences of decay^(number of later clicks in the row)."""
-    row = np.repeat(np.arange(len(histories)), histories.lengths)
-    age = np.repeat(histories.offsets[1:], histories.lengths) - 1 - np.arange(len(histories.item))
+    row, age = _row_and_age(histories)
     return _sparse(row, histories.item, decay**age, (len(histories), columns))
+
+
+def _row_and_age(histories: Histories) -> tuple[np.ndarray, np.ndarray]:
+    """Of each click: the row of its history, and the number of later clicks in it."""
+    row = np.repeat(np.arange(len(histories)), histories.lengths)
+    return row, np.repeat(histories.offsets[1:], histories.lengths) - 1 - np.arange(len(histories.item))
 
 
 def _sparse(row: np.ndarray, column: np.ndarray, value: np.ndarray, shape: tuple[int, int]) -> torch.Tensor:

@@ -53,6 +53,8 @@ def measured(
     """
     named = {name: (groups or {}).get(name, name) for name in models}
     found_floors = tables.floors(split, seen)
+    if taken := sorted(models.keys() & found_floors.keys()):
+        raise ValueError(f"models: expected other names than those of the floors, got {', '.join(taken)}")
     scorers: dict[str, Scorer] = {**models, **found_floors}
     numbers: Numbers = {
         "split": _of_split(split, seen),
@@ -164,7 +166,7 @@ def _verdicts(gains: Mapping[str, np.ndarray], floors: Sequence[str]) -> list[di
 
 
 def _examples(scorers: Mapping[str, Scorer], split: Split, seen: str) -> list[dict[str, Any]]:
-    """Users at even distances in the test cases: their newest clicks, the next click, and each scorer's list."""
+    """Users at even distances in the test cases: their newest clicks, their targets, and each scorer's list."""
     count = len(split.test)
     cases = np.unique([count * (2 * nth + 1) // (2 * USERS) for nth in range(USERS)])
     history = split.test.history.take(cases)
@@ -175,7 +177,7 @@ def _examples(scorers: Mapping[str, Scorer], split: Split, seen: str) -> list[di
         {
             "user": split.users[split.test.user[case]],
             "newest": [label(item) for item in newest.take(np.array([nth])).item.tolist()],
-            "next": label(int(split.test.target[case])),
+            "next": [label(item) for item in split.test.take(np.array([case])).target.tolist()],
             "shown": {name: [label(item) for item in rows[nth] if item] for name, rows in lists.items()},
         }
         for nth, case in enumerate(cases)

@@ -86,7 +86,7 @@ def report(
         stands alone. by: the groups of test cases, as in `by_group`.
 
     Returns the files. Raises ImportError without matplotlib, before anything is measured; ValueError for an unknown
-    group.
+    group, or a model with the name of a floor, such as "popularity".
 
     >>> report({"sasrec": load("runs/first")}, split, "report")  # doctest: +SKIP
     """
@@ -175,8 +175,8 @@ def _facts(split: Mapping[str, Any]) -> str:
     if split["period"]:
         told.append(" to ".join(split["period"]))
     cases = f"{split['cases']:,} test cases"
-    parts = [f"{split['unseen_targets']:,} with a target never seen in train"] if split["unseen_targets"] else []
-    parts += [f"{split['repeated_targets']:,} with one in their own history"] if split["repeated_targets"] else []
+    parts = [f"{split['unseen_targets']:,} targets never seen in train"] if split["unseen_targets"] else []
+    parts += [f"{split['repeated_targets']:,} in their own history"] if split["repeated_targets"] else []
     told.append(f"{cases} ({', '.join(parts)})" if parts else cases)
     told.append(f"items of the history are {'ranked too' if split['seen'] == 'keep' else 'not ranked'}")
     return " · ".join(told)
@@ -245,13 +245,13 @@ def _section(sections: Mapping[str, Mapping[str, Picture]], key: str, heading: s
 
 
 def _examples(examples: Iterable[Mapping[str, Any]], look: Look) -> str:
-    """One card per user. Where a list holds the item that came next, it is marked."""
+    """One card per user. Where a list holds an item that came next, it is marked."""
     cards = []
     for user in examples:
         came = user["next"]
         lists = [
             f"<dt>{_named(group, look)} shows</dt><dd>"
-            + " · ".join(f"<mark>{html.escape(item)}</mark>" if item == came else html.escape(item) for item in shown)
+            + " · ".join(f"<mark>{html.escape(item)}</mark>" if item in came else html.escape(item) for item in shown)
             + "</dd>"
             for group, shown in user["shown"].items()
         ]
@@ -259,7 +259,7 @@ def _examples(examples: Iterable[Mapping[str, Any]], look: Look) -> str:
         cards.append(
             f"<article><h3>User {html.escape(user['user'])}</h3><dl>"
             f"<dt>newest clicks, the newest last</dt><dd>{newest}</dd>"
-            f"<dt>what came next</dt><dd>{html.escape(came)}</dd>{''.join(lists)}</dl></article>"
+            f"<dt>what came next</dt><dd>{' · '.join(map(html.escape, came))}</dd>{''.join(lists)}</dl></article>"
         )
     text = "Users spread evenly over the test cases, not chosen. What really came next is marked."
     return f'<h2>Examples</h2>\n<p>{text}</p>\n<div class="cards">{"".join(cards)}</div>'

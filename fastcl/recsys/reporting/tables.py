@@ -3,7 +3,7 @@
 This module formats and draws; every number comes from the caller or from `ranking.evaluate`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,17 @@ from fastcl.recsys.reporting import pictures
 from fastcl.recsys.showing import number as number
 from fastcl.recsys.writing import write_bytes
 
+# The floors by name; the last one only where seen items are kept.
+FLOORS: dict[str, Callable[[Split], Scorer]] = {
+    "popularity": lambda split: Popularity(split.counts, split.items),
+    "co-occurrence": lambda split: CoOccurrence(split.train, len(split.items)),
+    "personal frequency": lambda split: PersonalFrequency(split.counts, split.items),
+}
+
 
 def floors(split: Split, seen: str) -> dict[str, Scorer]:
     """The floors that are shown with every result; personal frequency is one of them where seen items are kept."""
-    found: dict[str, Scorer] = {
-        "popularity": Popularity(split.counts, split.items),
-        "co-occurrence": CoOccurrence(split.train, len(split.items)),
-    }
-    if seen == "keep":
-        found["personal frequency"] = PersonalFrequency(split.counts, split.items)
-    return found
+    return {name: made(split) for name, made in FLOORS.items() if seen == "keep" or name != "personal frequency"}
 
 
 def on_test(scorer: Scorer, split: Split, seen: str, k: tuple[int, ...] = (10,)) -> dict[str, float]:

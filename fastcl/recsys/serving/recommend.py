@@ -97,6 +97,7 @@ def recommend(
     fallback = _fallback(model, fallback)
     allowed = _allowed(model.items, only, without)
     opened = _opened(index, model)
+    histories = list(histories)
     known, skipped = encode_ids(model.items, histories, times, strict)
     found = Recommendations([] for _ in histories)
     found.skipped, found.left_out = skipped, tuple(np.flatnonzero(known.lengths == 0).tolist())
@@ -208,6 +209,8 @@ def query_vectors(
     >>> query_vectors(SASRec(Items(ids=("a", "b", "c")), dim=8, seed=0).eval(), [["a", "b"]]).shape
     (1, 8)
     """
+    check_model(model)
+    histories = list(histories)
     known, _ = encode_ids(model.items, histories, times, strict)
     if len(known) and not known.lengths.all():
         row = int(known.lengths.argmin())
@@ -294,13 +297,14 @@ def _allowed(items: Items, only: Sequence[str] | None, without: Sequence[str]) -
     for name, ids in (("only", only), ("without", without)):
         if ids is None:
             continue
+        ids = ids if isinstance(ids, str) else list(ids)
         if isinstance(ids, str) or not all(isinstance(item, str) for item in ids):
             raise TypeError(f"{name}: expected a sequence of ids as strings, got {ids!r}")
         numbers = items.encode(ids)
         if name == "without":
             allowed[numbers[numbers != PAD]] = False
         elif not numbers.any():
-            raise ValueError(f"only: expected an item that the model knows, got {list(ids)[:5]}")
+            raise ValueError(f"only: expected an item that the model knows, got {ids[:5]}")
         else:
             allowed[:] = False
             allowed[numbers] = True

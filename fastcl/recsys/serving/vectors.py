@@ -169,7 +169,8 @@ def nearest(search: Search, queries: np.ndarray, k: Cutoffs) -> tuple[np.ndarray
 
     search: `index.search` of Faiss, or a function of the same form. queries: float32 [B, D], or [B, K, D] of a model
         with K vectors per history. Then each of the K vectors is searched for, and a result that several of them find
-        counts once, with its largest score. The result is as exact as `search`.
+        counts once, with its largest score. The result is as exact as `search`. Where fewer than k are found, the rest
+        is row -1 with score -inf.
 
     >>> table = np.array([[1, 0], [0, 2], [1, 1]], np.float32)
     >>> def search(queries, k):
@@ -191,6 +192,7 @@ def nearest(search: Search, queries: np.ndarray, k: Cutoffs) -> tuple[np.ndarray
     by_row = np.take_along_axis(rows, order, axis=1)
     again = np.zeros_like(rows, bool)
     np.put_along_axis(again, order[:, 1:], by_row[:, 1:] == by_row[:, :-1], axis=1)
+    scores[again], rows[again] = -np.inf, -1
     kept = np.argsort(again, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(scores, kept, axis=1), np.take_along_axis(rows, kept, axis=1)
 

@@ -117,7 +117,8 @@ def rank_shared(model: Model, optimizer: RowAdam, cases: Cases, counts: np.ndarr
     ranks, candidates = [], []
     with torch.inference_mode(), frozen(model), optimizer.own_rows():
         table = _Shard(model)
-        size = min(CHUNK, rows_at_once(len(table.vectors)))
+        # Processes may differ by an item, and must not differ in this.
+        size = min(CHUNK, rows_at_once(1 + -(-len(model.items) // processes.count())))
         for begin in range(0, len(cases), size):
             part = cases.take(np.arange(begin, min(begin + size, len(cases))))
             query = _queries(model, optimizer, part.history, settings.lr)
