@@ -107,9 +107,51 @@ class Harder(NamedTuple):
 
 
 def graded(x: Tensor, factor: float | Tensor) -> Tensor:
-    """`x`, whose gradient is multiplied by `factor`; infinities, of which it would be NaN, pass none on."""
-    kept = x.detach()
-    return kept + factor * torch.nan_to_num(x - kept, nan=0.0)
+    """`x`, whose gradient is multiplied by `factor`; infinities, of which it would be NaN, pass none on. The gradient
+    itself has none: a RuntimeError says so.
+    """
+    if torch.compiler.is_compiling():  # which takes no second derivatives
+        kept = x.detach()
+        return kept + factor * torch.nan_to_num(x - kept, nan=0.0)
+    found: Tensor = _Graded.apply(x, factor)
+    return found
+
+
+class _Graded(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, factor: float | Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float | Tensor], output: Tensor) -> None:
+        x, factor = inputs
+        ctx.number = None if isinstance(factor, Tensor) else factor
+        ctx.save_for_backward(x.isinf(), *([factor] if isinstance(factor, Tensor) else []))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        infinite, *factor = ctx.saved_tensors
+        return _Last.apply((grad * (factor[0] if factor else ctx.number)).masked_fill(infinite, 0.0)), None
+
+
+class _Last(torch.autograd.Function):
+    """The same, without a derivative: what a weight of the negatives adds to it is not in the graph."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        raise RuntimeError("hardness: expected no second derivative of a loss with it, got one")
 
 
 def cosface(margin: float = 0.35) -> Margin:
@@ -148,7 +190,9 @@ def arcface(margin: float = 0.5) -> Margin:
         raise ValueError(f"margin: expected a number below pi, got {margin}")
 
     def angular(similarity: Tensor) -> Tensor:
-        sine = (1.0 - similarity.square()).clamp(min=1e-7).sqrt()
+        square = 1.0 - similarity.square()
+        # The bound takes the value, and leaves the gradient.
+        sine = (square + (square.clamp(min=1e-7) - square).detach()).sqrt()
         turned = similarity * math.cos(margin) - sine * math.sin(margin)
         return torch.where(similarity > -math.cos(margin), turned, similarity - margin * math.sin(margin))
 

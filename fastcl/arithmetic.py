@@ -44,6 +44,15 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
     return (a.to(dtype) * b.to(dtype)).sum(-1)
 
 
+def picked(table: Tensor, index: Tensor) -> Tensor:
+    """table[index] for a table of rows or of numbers. The gradient of what is read often is a sum in `compute_dtype`:
+    a sum in 16 bits loses what is small against it, which is most of it after some hundred terms.
+    """
+    wide = table.to(compute_dtype(table)) if table.requires_grad else table
+    found = F.embedding(index, wide) if wide.dim() == 2 else wide[index]
+    return found.to(table.dtype)
+
+
 def softplus(x: Tensor) -> Tensor:
     """log(1 + e^x), to full precision in every type."""
     # torch returns x above its default threshold of 20, where the difference shows in float64; above 40 it does not.
@@ -51,9 +60,13 @@ def softplus(x: Tensor) -> Tensor:
 
 
 def logaddexp(a: Tensor, b: Tensor) -> Tensor:
-    """torch.logaddexp with zero gradient, not NaN, where both are -inf."""
-    empty = (a == -torch.inf) & (b == -torch.inf)
-    return torch.logaddexp(a.masked_fill(empty, 0.0), b).masked_fill(empty, -torch.inf)
+    """torch.logaddexp with zero gradient, not NaN, where both are -inf, and with second derivatives, which are NaN in
+    torch where the two lie far apart.
+    """
+    above = a > b
+    high, low = torch.where(above, a, b), torch.where(above, b, a)
+    apart = (low - high).masked_fill((low == high) & high.isinf(), -torch.inf)
+    return high.masked_fill(high == -torch.inf, -torch.inf) + softplus(apart)
 
 
 def logsumexp(x: Tensor) -> Tensor:

@@ -104,16 +104,20 @@ def sce(
         most_rows = directions.shape[0] if bucket_rows is None else bucket_rows
         inside = _members(directions, input, linear_weight, ignored, most_rows, bucket_classes)
     scale = inverse(temperature, input, linear_weight)
-    pos = dot(input, F.embedding(target, linear_weight)) * scale
-    if linear_bias is not None:
-        pos = pos + linear_bias[target].to(pos)
+    # Wide, so that the gradients of rows in many buckets are not summed in 16 bits.
+    wide = compute_dtype(input, linear_weight)
+    rows, table = input.to(wide), linear_weight.to(wide)
+    bias = None if linear_bias is None else linear_bias.to(wide)
+    pos = dot(rows, F.embedding(target, table)) * scale
+    if bias is not None:
+        pos = pos + bias[target]
     found = [pos.detach()[:0]]
     for row, column in zip(inside.rows.unbind(), inside.classes.unbind(), strict=True):
         _, lse = contrast(
-            input[row],
-            linear_weight[column],
+            rows[row].to(input.dtype),
+            table[column].to(linear_weight.dtype),
             scale=scale[row] if isinstance(scale, Tensor) and scale.dim() else scale,
-            bias=None if linear_bias is None else linear_bias[column],
+            bias=None if bias is None else bias[column],
             row_id=target[row],
             col_id=column,
         )

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastcl.arithmetic import no_autocast
+
 __all__ = ["knn_accuracy", "linear_probe", "retrieval"]
 CHUNK = 2**24  # similarities held at once
 
@@ -56,7 +58,7 @@ def knn_accuracy(
     keys, classes = _unit(train), int(train_labels.max()) + 1
     right = 0
     for rows in _chunks(len(test), len(train)):
-        similarity, nearest = (_unit(test[rows]) @ keys.T).topk(k, dim=1)
+        similarity, nearest = _products(_unit(test[rows]), keys).topk(k, dim=1)
         votes = torch.zeros(len(similarity), classes, dtype=similarity.dtype, device=similarity.device)
         # The largest weight of a row is 1: exp cannot overflow, and a common factor changes no vote.
         weight = ((similarity - similarity[:, :1]) / temperature).exp()
@@ -174,11 +176,16 @@ def retrieval(
     return found
 
 
+@no_autocast
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b.T
+
+
 def _ranks(query: Tensor, key: Tensor) -> Tensor:
     """float64 [N], the rank of each row's own key."""
     ranks = []
     for rows in _chunks(len(query), len(key)):
-        similarity = query[rows] @ key.T
+        similarity = _products(query[rows], key)
         own = similarity[:, rows].diagonal()
         higher = (similarity > own[:, None]).sum(1)
         equal = (similarity == own[:, None]).sum(1) - 1

@@ -16,7 +16,7 @@ from fastcl.checks import check_constant
 # The arguments of fastcl's losses that are embeddings, [..., D].
 _EMBEDDINGS = frozenset(
     ("query", "positive_key", "negative_keys", "key", "view1", "view2", "features", "x", "y", "input", "linear_weight",
-     "anchor", "positive", "negative", "positives")
+     "anchor", "positive", "negative", "positives", "document")
 )  # fmt: skip
 
 

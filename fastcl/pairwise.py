@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastcl.arithmetic import compute_dtype, dot, softplus
+from fastcl.arithmetic import compute_dtype, dot, picked, softplus
 from fastcl.checks import (
     both_ids,
     check_constant,
@@ -225,7 +225,7 @@ def siglip(
         assert ids is not None
         assert key_ids is not None
         owner, place, count = meeting(ids, key_ids)
-        each = softplus(-(dot(query[owner], key[place]) * logit_scale + bias))
+        each = softplus(-(dot(picked(query, owner), picked(key, place)) * logit_scale + bias))
         positive = each.new_zeros(n).index_add(0, owner, each) / count.clamp(min=1)
     each_row = _expected(reduction, weight)
     negative = softplus_sum_expecting(each_row, query, key, logit_scale, bias.expand(n), row_id=ids, col_id=key_ids)

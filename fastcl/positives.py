@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastcl.arithmetic import dot, logaddexp, softplus
+from fastcl.arithmetic import dot, logaddexp, picked, softplus
 from fastcl.checks import as_ids, check_reduction, check_temperature, check_tensor, check_weight, readable
 from fastcl.normalize import normalized_together
 from fastcl.ops import contrast
@@ -175,7 +175,7 @@ def multi_positive(
 
     scale = inverse(temperature, query, positives)
     of_owner = scale[owner] if isinstance(scale, Tensor) and scale.dim() else scale
-    logit = dot(query[owner], positives) * of_owner
+    logit = dot(picked(query, owner), positives) * of_owner
     lse: Tensor | None = None
     if negative_keys is not None:
         _, lse = contrast(query, negative_keys, scale=scale)

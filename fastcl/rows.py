@@ -24,7 +24,7 @@ from fastcl.checks import (
 from fastcl.columns import Columns, Match, Shared, counted, mean_logit
 from fastcl.normalize import normalized_together
 from fastcl.ops import Expected, packs, takes_frozen
-from fastcl.segments import Negatives, check_corrected, checked, segments_of
+from fastcl.segments import Negatives, Segment, check_corrected, checked, segments_of
 
 Pairs = tuple[tuple[Tensor, Tensor], ...]
 
@@ -76,7 +76,7 @@ def rows_of(
     # Those that learn last: the last one's gradient may be summed on the way, once the others' sums are known.
     segments = segments_of(positive_key, given)
     if len(segments) > 1:
-        segments.sort(key=lambda segment: segment.keys.requires_grad)
+        segments.sort(key=_learns)
     private = given.keys if given.keys is not None and given.keys.dim() == 3 else None
     if private is not None:  # torch's own products: what the compiled part checks is checked here
         for name, t in (("query", query), ("positive_key", positive_key), ("negative_keys", private)):
@@ -105,7 +105,9 @@ def rows_of(
     if adjust is NOTHING:
         if expected is not None and given.log_q is not None:
             expected = expected._replace(row_shift=-given.log_q)
-        beside = len(segments) == 2 and not segments[0].keys.requires_grad and takes_frozen(query)
+        beside = len(segments) == 2 and not _learns(segments[0]) and takes_frozen(query)
+        # The op leaves out pairs by one set of ids of the rows: where the first segment has ids, so must the last.
+        beside = beside and (matches[0][0] is None or matches[1][0] is not None)
         if private is None and (beside or len(segments) == 1):
             in_op = normalize and packs(query)
             pos, lse = (raw if in_op else ready()).at_once(scale, expected, in_op)
@@ -192,6 +194,10 @@ def rows_both_ways(
         scale=scale,
         log_q=False,
     )
+
+
+def _learns(segment: Segment) -> bool:
+    return segment.keys.requires_grad or (segment.log_q is not None and segment.log_q.requires_grad)
 
 
 def _no_source() -> ValueError:

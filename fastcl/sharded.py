@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from fastcl import ops
-from fastcl.arithmetic import dot, logsumexp, softplus
+from fastcl.arithmetic import dot, logsumexp, picked, softplus
 from fastcl.checks import as_ids, as_ignored, check_reduction, check_temperature, check_tensor
 from fastcl.gathering import Gather, learns
 from fastcl.ring import Group, agree
@@ -141,9 +141,9 @@ def sharded_cross_entropy(
         at = Gather.apply(scale.to(query.device).expand(query.shape[0]), sizes, group, float(ranks))
     _, lse = ops.contrast(every, shard, scale=at, bias=bias, row_id=sought, col_id=columns)
     own = here.nonzero()[:, 0]
-    found = dot(every[own], shard[place[own]]) * (at[own] if isinstance(at, Tensor) else at)
+    found = dot(every[own], picked(shard, place[own])) * (at[own] if isinstance(at, Tensor) else at)
     if bias is not None:
-        found = found + bias[place[own]].to(found)
+        found = found + picked(bias, place[own]).to(found)
     positive = torch.zeros_like(lse).index_add(0, own, found.to(lse))
     parts = _Exchange.apply(torch.stack([lse, positive], 1), sizes, group)
 

@@ -8,7 +8,7 @@ all; dense ones are such a matrix, given by the caller.
 import torch
 from torch import Tensor
 
-from fastcl.arithmetic import compute_dtype, dot
+from fastcl.arithmetic import compute_dtype, dot, picked
 from fastcl.checks import (
     as_ids,
     check_reduction,
@@ -189,7 +189,10 @@ def _cross_entropy(
     target = target.to(wide)
     scale = inverse(temperature, input, table)
     # The weighted mean key of each row, of which the weighted mean logit is one product.
-    mean = product(target, table.to(wide)) if index is None else (target[..., None] * table[index].to(wide)).sum(1)
+    if index is None:
+        mean = product(target, table.to(wide))
+    else:
+        mean = (target[..., None] * picked(table, index).to(wide)).sum(1)
     total = target.sum(1)
     # What comes back to lse is the row's total: that of weight * log(exp(lse)).
     weight = total.detach() if row_weight is None else total.detach() * row_weight.detach().to(wide)

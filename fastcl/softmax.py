@@ -9,11 +9,10 @@ import warnings
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastcl.adjust import NOTHING, Adjustments, Margin
-from fastcl.arithmetic import compute_dtype, dot, logaddexp, softplus
+from fastcl.arithmetic import compute_dtype, dot, logaddexp, picked, softplus
 from fastcl.checks import (
     as_ids,
     as_ignored,
@@ -215,9 +214,9 @@ def linear_cross_entropy(
     target = target.masked_fill(ignored, 0)
     classes = torch.arange(c, device=input.device)
     # The target stays out of the sum and is added outside, where it does not cancel.
-    positive = F.embedding(target, linear_weight)
+    positive = picked(linear_weight, target)
     scale = inverse(temperature, input, linear_weight)
-    at_target = None if linear_bias is None else linear_bias[target]
+    at_target = None if linear_bias is None else picked(linear_bias, target)
     counted = (~ignored).to(compute_dtype(input, linear_weight))  # how often the row's log-sum-exp counts
     divisor = counted
     if weight is not None:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,12 @@ class NTXentLoss(nn.Module):
         device = next(queue.buffers()).device
         queue.push(F.normalize(torch.randn(self.size[0], dim, device=device, dtype=torch.float32), dim=-1))
         return queue
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        keys = state_dict.get(f"{prefix}memory_bank._keys")
+        if keys is not None and self.size[0] and self.memory_bank is None:  # its width is that of the first batch
+            self.memory_bank = NegativeQueue(self.size[0], keys.shape[1]).to(keys.device)
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
         if not self.size[0]:

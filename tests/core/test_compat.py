@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import fastcl
 import fastcl.nn
+from fastcl.compat.lightly import NTXentLoss
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -316,3 +317,11 @@ def test_torch_linear_cross_entropy() -> None:
     theirs = F.linear_cross_entropy(query, table, target, weight=classes, label_smoothing=0.1)
     ours = _ours("torch 2.13", call, query=query, table=table, target=target, classes=classes)
     _assert_same(ours, theirs, query, table)
+
+
+def test_a_bank_that_was_made_in_training_is_loaded() -> None:
+    trained, fresh = (NTXentLoss(memory_bank_size=8) for _ in range(2))
+    view1, view2 = _pairs((4, 3), (4, 3))
+    trained(view1, view2)
+    fresh.load_state_dict(trained.state_dict())
+    assert torch.equal(fresh(view1, view2), trained(view1, view2))

@@ -5,6 +5,7 @@ First-order gradients are tested in test_contrast.py, second-order ones of every
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -167,3 +168,32 @@ def test_loss_with_a_learning_temperature() -> None:
 
     inputs = leaves({**tensors, "t": torch.tensor(0.7, dtype=F64)}, frozenset({"query", "positive", "t"}))
     assert torch.autograd.gradgradcheck(value, [inputs["query"], inputs["positive"], inputs["t"]])
+
+
+def _second(loss: Any, x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    (grad,) = torch.autograd.grad(loss(x), x, create_graph=True)
+    return torch.autograd.grad(grad.square().sum(), x)[0]
+
+
+LEARNS: dict[str, Any] = {"requires_grad": True, "dtype": F64}
+SECOND: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "far apart": lambda f, x: f.infonce(x, KEY, temperature=0.01, z_loss=1e-4),
+    "one row": lambda f, x: f.infonce(x[:1], KEY[:1], KEY[1:], in_batch=True),
+    "none in the batch": lambda f, x: f.infonce(x, KEY, KEY[:, None], in_batch=True, ids=torch.zeros(4).long()),
+    "equal": lambda f, x: f.infonce(x, KEY[:1].expand(4, 8), z_loss=0.1, temperature=1.0),
+}
+KEY = torch.randn(4, 8, generator=torch.Generator().manual_seed(1), **LEARNS)
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_sums_of_two_have_second_derivatives(name: str) -> None:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(2), dtype=F64)
+    ours, truth = (_second(lambda x, f=f: SECOND[name](f, x), x) for f in (fastcl, reference))
+    torch.testing.assert_close(ours, truth, rtol=1e-7, atol=1e-10)
+
+
+def test_hardness_refuses_second_derivatives() -> None:
+    for reverse in (_second, lambda loss, x: torch.func.grad(lambda y: torch.func.grad(loss)(y).square().sum())(x)):
+        with pytest.raises(RuntimeError, match="hardness: expected no second derivative"):
+            reverse(lambda x: fastcl.infonce(x, KEY, hardness=2.0), KEY)

@@ -90,6 +90,21 @@ def test_retrieval_ranks_both_directions_with_ties_at_half(monkeypatch: pytest.M
     assert (constant["recall@1"], constant["recall@4"], constant["recall@5"]) == (0.0, 0.0, 1.0)
 
 
+def test_autocast_changes_no_figure() -> None:
+    """Of embeddings that lie so close together that products in bfloat16 are all equal."""
+    torch.manual_seed(0)
+    query = torch.randn(60, 16)
+    key = 1 + 1e-3 * (query + 0.5 * torch.randn(60, 16))
+    query, labels = 1 + 1e-3 * query, torch.arange(60) % 3
+    found = []
+    for on in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
+            rows = key, labels, query, labels
+            shares = evaluation.knn_accuracy(*rows, k=3), evaluation.linear_probe(*rows)
+            found.append((evaluation.retrieval(query, key), *shares))
+    assert found[0] == found[1]
+
+
 X, Y = torch.eye(3), torch.arange(3)
 
 

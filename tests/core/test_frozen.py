@@ -13,7 +13,7 @@ from test_expected import problem
 from torch import Tensor
 
 import fastcl
-from fastcl import fallback, ops
+from fastcl import fallback, ops, reference
 
 INFINITY = float("inf")
 # The two sets of columns, and what they have besides.
@@ -124,3 +124,34 @@ def test_gradients_of_gradients_are_refused() -> None:
     (grad,) = torch.autograd.grad(fastcl.infonce(query, positive, queue=queue), query, create_graph=True)
     with pytest.raises(RuntimeError, match="double backward needs the key"):
         grad.sum().backward()
+
+
+@pytest.mark.parametrize("learns", ["log_q", "negative_log_q"])
+def test_a_log_q_that_learns_beside_frozen_keys_has_its_gradient(learns: str) -> None:
+    torch.manual_seed(0)
+    query, positive, negative = torch.randn(4, 8), torch.randn(4, 8), torch.randn(6, 8)
+    corrected = {"log_q": torch.full((4,), -1.0), "negative_log_q": torch.full((6,), -2.0)}
+    corrected[learns].requires_grad_()
+    positive.requires_grad_(learns == "negative_log_q")
+    ours, truth = (
+        torch.autograd.grad(
+            f.infonce(query, positive, negative.clone().requires_grad_(learns == "log_q"), in_batch=True, **corrected),
+            corrected[learns],
+        )
+        for f in (fastcl, reference)
+    )
+    torch.testing.assert_close(ours, truth)
+
+
+@pytest.mark.parametrize("ids", [False, True])
+def test_negatives_without_ids_stand_beside_a_frozen_batch_or_a_queue_with_them(ids: bool) -> None:
+    torch.manual_seed(0)
+    query, positive, negative = torch.randn(4, 8), torch.randn(4, 8), torch.randn(6, 8, requires_grad=True)
+    options: dict[str, Any] = {"in_batch": True}
+    if ids:
+        options = {"queue": fastcl.NegativeQueue(6, 8), "ids": torch.arange(4)}
+        options["queue"].push(torch.randn(6, 8), ids=torch.arange(6))
+    ours, truth = (
+        torch.autograd.grad(f.infonce(query, positive, negative, **options), negative) for f in (fastcl, reference)
+    )
+    torch.testing.assert_close(ours, truth)

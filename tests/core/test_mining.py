@@ -36,6 +36,8 @@ def test_matryoshka_is_the_sum_over_lengths() -> None:
     cut = fastcl.matryoshka(fastcl.linear_cross_entropy, [4])(query, table, target, weight=torch.ones(8))
     torch.testing.assert_close(cut, fastcl.linear_cross_entropy(query[:, :4], table[:, :4], target))
     private = _randn(9, 3, 8, seed=5)
+    pairs = fastcl.matryoshka(fastcl.directional_infonce, [4])(query, document=key)
+    torch.testing.assert_close(pairs, fastcl.directional_infonce(query[:, :4], key[:, :4]))
     cut = fastcl.matryoshka(fastcl.infonce, [4])(query, key, private)
     torch.testing.assert_close(cut, fastcl.infonce(query[:, :4], key[:, :4], private[..., :4]))
 
