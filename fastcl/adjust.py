@@ -5,6 +5,7 @@ independent of each other, so they are arguments side by side. No loss formula b
 computed here.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -166,11 +167,11 @@ def cosface(margin: float = 0.35) -> Margin:
     0.2014
     """
     check_constant("margin", margin, lambda x: x >= 0, "at least 0")
+    return functools.partial(_additive, margin=margin)
 
-    def additive(similarity: Tensor) -> Tensor:
-        return similarity - margin
 
-    return additive
+def _additive(similarity: Tensor, margin: float) -> Tensor:
+    return similarity - margin
 
 
 def arcface(margin: float = 0.5) -> Margin:
@@ -188,12 +189,12 @@ def arcface(margin: float = 0.5) -> Margin:
     positive_number("margin", margin)
     if margin >= math.pi:
         raise ValueError(f"margin: expected a number below pi, got {margin}")
+    return functools.partial(_angular, margin=margin)
 
-    def angular(similarity: Tensor) -> Tensor:
-        square = 1.0 - similarity.square()
-        # The bound takes the value, and leaves the gradient.
-        sine = (square + (square.clamp(min=1e-7) - square).detach()).sqrt()
-        turned = similarity * math.cos(margin) - sine * math.sin(margin)
-        return torch.where(similarity > -math.cos(margin), turned, similarity - margin * math.sin(margin))
 
-    return angular
+def _angular(similarity: Tensor, margin: float) -> Tensor:
+    square = 1.0 - similarity.square()
+    # The bound takes the value, and leaves the gradient.
+    sine = (square + (square.clamp(min=1e-7) - square).detach()).sqrt()
+    turned = similarity * math.cos(margin) - sine * math.sin(margin)
+    return torch.where(similarity > -math.cos(margin), turned, similarity - margin * math.sin(margin))

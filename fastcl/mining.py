@@ -52,6 +52,8 @@ def hard_negatives(
         keys = index
     else:
         columns_of(index, False)  # refuses what is no queue
+        if index_ids is not None:
+            raise ValueError("index_ids: expected None with a queue, which holds ids of its own, got a tensor")
         keys, index_ids = index.keys, index.ids
         ids = None if index_ids is None else ids
         index_ids = None if ids is None else index_ids

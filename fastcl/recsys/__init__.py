@@ -25,7 +25,7 @@ from fastcl.recsys.data.growing import grown
 from fastcl.recsys.data.later import Later, LaterReport, later
 from fastcl.recsys.data.merging import merge
 from fastcl.recsys.data.preparing import prepare
-from fastcl.recsys.data.scoring import frozen
+from fastcl.recsys.data.scoring import Padded, frozen
 from fastcl.recsys.evaluation.comparison import compare
 from fastcl.recsys.evaluation.groups import by_group
 from fastcl.recsys.evaluation.ranking import evaluate, rank_cases, top_k
@@ -55,7 +55,7 @@ from fastcl.recsys.models import (
     SASRecConfig,
     register,
 )
-from fastcl.recsys.models.carrying import Padded, with_items
+from fastcl.recsys.models.carrying import with_items
 from fastcl.recsys.models.floors import CoOccurrence, PersonalFrequency, Popularity
 from fastcl.recsys.reporting.intents import intents
 from fastcl.recsys.reporting.report import report

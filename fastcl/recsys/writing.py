@@ -13,7 +13,7 @@ import secrets
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -44,7 +44,7 @@ def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     if _is_stream(place):
         with _naming(path):
             file = _opened(place)
-        with file:
+        with _closing(file):
             _write(file, parts, path)
             with _naming(path):
                 file.flush()
@@ -120,7 +120,7 @@ def _staged(place: Path, parts: Iterable[bytes | memoryview], path: Path, stack:
         sweep(place.parent)
         file, temporary = _new_file(place.parent)
     stack.callback(temporary.unlink, missing_ok=True)
-    stack.callback(file.close)  # before that: Windows removes no open file
+    stack.enter_context(_closing(file))  # before that: Windows removes no open file
     _write(file, parts, path)
     with _naming(path):
         if place.exists():
@@ -180,6 +180,20 @@ def _remove_if_left(path: Path) -> None:
             path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _closing(file: IO[bytes]) -> Iterator[None]:
+    """A block that closes `file` at its end. Closing flushes once more what an error has left in the buffer; a second
+    error, which names no file, must not take the place of the first one.
+    """
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            file.close()
+        raise
+    file.close()
 
 
 def _write(file: IO[bytes], parts: Iterable[bytes | memoryview], path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -209,6 +210,9 @@ def test_module() -> None:
     expected = fastcl.infonce(**learn, temperature=0.2, hardness=5.0, margin=fastcl.cosface(0.1))
     assert torch.equal(loss(**learn), expected)
     assert "hardness=5.0" in repr(loss)
+    for margin in (fastcl.cosface(0.1), fastcl.arcface(0.1)):
+        loss = fastcl.nn.InfoNCE(0.2, margin=margin)
+        assert torch.equal(pickle.loads(pickle.dumps(loss))(**learn), loss(**learn))
 
 
 def test_over_processes() -> None:

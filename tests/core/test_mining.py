@@ -108,6 +108,7 @@ def test_too_few_hard_negatives_are_filled_up() -> None:
         ({"skip": -1}, ValueError, "skip"),
         ({"index": torch.ones(3, 3)}, ValueError, "index"),
         ({"index": {}}, TypeError, "queue"),
+        ({"index": fastcl.NegativeQueue(4, 2), "index_ids": torch.arange(2)}, ValueError, "index_ids: expected None"),
         ({"ids": torch.arange(2)}, ValueError, "index_ids"),
         ({"cap": torch.ones(3)}, ValueError, "cap"),
     ],

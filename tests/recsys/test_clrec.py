@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_models import OPTIONS, SASREC, histories, items, rows
+from test_models import OPTIONS, SASREC, histories, items, rows, with_a_bare_feature
 
 import fastcl
 from fastcl import reference
@@ -55,6 +55,10 @@ def test_item_is_id_plus_concatenated_feature_means():
         torch.testing.assert_close(found[row], model.item.id.weight[item] + torch.cat([mean, era_row]))
     plain = CLRec(items(features=False), seed=3, **OPTIONS)
     assert torch.equal(plain.item(torch.tensor([5])), plain.item.id.weight[5:6])
+    for bare in with_a_bare_feature(table):
+        described = CLRec(bare, seed=3, dim=18, max_len=7).item.described(torch.arange(1, 41))
+        assert described[:, :12].any()
+        assert not described[:, 12:].any()
     with pytest.raises(ValueError, match=r"dim: expected at least the number of item features \(2\), got 1"):
         CLRec(table, dim=1)
 

@@ -239,6 +239,8 @@ def test_what_is_not_read_says_what_it_is(
         ({"columns": "user,item"}, TypeError, "columns: expected a sequence of texts"),
         ({"columns": ["user", "item"], "format": "sequence"}, ValueError, "columns: a sequence file has no columns"),
         ({"missing": "NA"}, TypeError, "missing: expected a sequence of texts"),
+        ({"missing": {"NA"}}, TypeError, "missing: expected a sequence of texts, got {'NA'}"),
+        ({"columns": {"user": 0}.keys()}, TypeError, "columns: expected a sequence of texts, got dict_keys"),
         ({"time_format": "%H:%M"}, ValueError, "time_format: expected a strptime format with year, month and day"),
         ({"time_format": "%Q"}, ValueError, "time_format: expected a strptime format"),
         ({"time_format": 3}, TypeError, "time_format: expected a strptime format"),
@@ -304,6 +306,25 @@ def test_encodings_with_and_without_their_mark(encoding: str, marked: bool, tmp_
     mark = "\ufeff" if marked and encoding not in ("utf-8-sig", "utf-16", "utf-32", "cp1252") else ""
     path = write(tmp_path / "log.csv", (mark + HEADER + "é,café,1\n").encode(encoding))
     assert named(Interactions.read(path, encoding=encoding)) == {"é": ["café"]}
+
+
+@pytest.mark.parametrize("delimiter", ["::", "||"])
+def test_a_delimiter_of_several_characters_is_found_within_a_line_alone(delimiter: str, tmp_path: Path) -> None:
+    """A line that ends with the delimiter's first characters keeps them, also where the next one begins with others."""
+    edge = delimiter[0]
+    fields = [("1", "10", "1", f"note{edge}"), ("2", "11", "2", "x"), (f"{edge}1", "12", "3", f"y{edge}")]
+    lines = [delimiter.join(row) for row in fields]
+    options: dict[str, Any] = {"delimiter": delimiter, "columns": ["user", "item", "time", "_"]}
+    for end in ("\n", "\r\n"):
+        for last in (end, ""):
+            data = Interactions.read(write(tmp_path / "log.dat", end.join(lines) + last), **options)
+            assert named(data) == {"1": ["10"], "2": ["11"], f"{edge}1": ["12"]}
+        bad = [*lines, "short", *lines]
+        with pytest.raises(ValueError, match=r"log\.dat:4: expected 4 fields, got 1"):
+            Interactions.read(write(tmp_path / "log.dat", end.join(bad)), **options)
+    table = write(tmp_path / "items.dat", "".join(f"{delimiter.join(row[1::2])}\n" for row in fields))
+    with_kinds = data.with_features(table, columns=["item", "kind"], delimiter=delimiter, separator="")
+    assert with_kinds.items.features["kind"].values == (f"note{edge}", "x", f"y{edge}")
 
 
 # One table of formats serves the log and the item features.

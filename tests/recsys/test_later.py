@@ -13,7 +13,7 @@ import torch
 from benchmarks.bench_weeks import between
 from fastcl.recsys import Interactions, Items, LeakageWarning, Popularity, SASRec, evaluate, later, rank_cases
 from fastcl.recsys.cli import main
-from fastcl.recsys.models.carrying import Padded
+from fastcl.recsys.data.scoring import Padded
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -38,6 +38,12 @@ def items(count: int = 40, features: bool = True) -> Items:
     return Items(tuple(f"i{n}" for n in range(count)), None, table)
 
 
+def with_a_bare_feature(table: Items) -> list[Items]:
+    """The same items with a feature that none of them has; as they are read, and as a run folder has them."""
+    bare = Items(table.ids, None, {**table.features, "brand": Feature.from_labels([[]] * len(table))})
+    return [bare, Items.from_json(bare.to_json())]
+
+
 def histories(rows: int = 30, count: int = 40, seed: int = 0, longest: int = 15) -> Histories:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, longest + 1, rows)

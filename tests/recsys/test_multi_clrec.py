@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from logs import needs_movies
 from test_models import OPTIONS as SMALL
-from test_models import histories, items
+from test_models import histories, items, with_a_bare_feature
 
 from fastcl.recsys import Histories, Items, MultiCLRec, MultiCLRecConfig, bundled, evaluate, fit, nearest
 from fastcl.recsys.models.batching import Prefixes
@@ -89,6 +89,11 @@ def test_a_category_is_the_mean_of_its_values_or_the_item_itself() -> None:
                 means.append(sum(rows) / len(rows) if rows else torch.zeros(16))
             g = own + sum(means) + encoder.mlp[2](torch.tanh(encoder.mlp[0](torch.cat([own, *means]))))
             torch.testing.assert_close(encoder(torch.tensor([item]))[0][0], g)
+    for bare in with_a_bare_feature(table):
+        encoder, item = MultiCLRec(bare, seed=1, category="brand", **OPTIONS).item, torch.arange(1, 10)
+        g, category = encoder(item)
+        assert g.isfinite().all()
+        assert torch.equal(category, encoder.id.weight[item])
     plain = MultiCLRec(Items(tuple("abc")), seed=1, **OPTIONS).item
     assert torch.equal(plain(torch.tensor([2, 3]))[1], plain.id.weight[2:4])
 

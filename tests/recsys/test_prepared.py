@@ -140,8 +140,9 @@ def test_a_prepared_folder_is_read_as_its_source(kind: str, tmp_path: Path) -> N
     assert len(list((tmp_path / "made").glob("data-*/spool-*"))) == 0
 
 
-def test_a_split_in_time_is_laid_out_where_asked_for(tmp_path: Path) -> None:
-    made = prepare(log(), tmp_path / "made", how="time", at=str(DAY + 200))
+@pytest.mark.parametrize("cut", [str(DAY + 200), np.int64(DAY + 200)])
+def test_a_split_in_time_is_laid_out_where_asked_for(cut: Any, tmp_path: Path) -> None:
+    made = prepare(log(), tmp_path / "made", how="time", at=cut)
     for at in (DAY + 200, str(DAY + 200), float(DAY + 200)):
         split = made.split("time", at)
         assert split.digests != {}

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -208,6 +209,9 @@ def test_lists_as_json_lines_with_titles_and_limits(tmp_path, log, capsys):
         capsys.readouterr()
         assert call(*command, "--only", "i2,i3", "--without", "i3,nowhere") == 0
         assert capsys.readouterr().err == "--without: 1 of 2 items are unknown: nowhere\n"
+    shop.write_bytes("\ufeffi2\r\ni3\r\n".encode())  # as Notepad writes it
+    assert call("similar", run, "i1", "--only", f"@{shop}") == 0
+    assert capsys.readouterr().err == ""
     with pytest.raises(SystemExit):
         call("recommend", run, "--history", "i1", "--only", f"@{tmp_path / 'none.txt'}")
     assert "argument --only: expected @FILE with an id a line, got @" in capsys.readouterr().err
@@ -366,7 +370,10 @@ def test_clicks_of_the_training_belong_to_the_histories_of_a_later_file(tmp_path
         assert set(items) == set(IDS) - set(own or ["i1"])
         assert items == [item for item, _ in recommend(model, [own or ["i1"]], k=40)[0]]
     assert set(lists(paths["week"], "--alone")["u0"]) == set(IDS) - {"i30", clicks[9][1]}
-    assert lists(paths["train"], paths["valid"], "--alone")["u1"] == lists(paths["train"], paths["valid"])["u1"]
+    own = [paths[name] for name in ("train", "valid", "test")]
+    assert lists(*own, "--alone")["u1"] == lists(*own)["u1"]
+    # A part of the run's own files is a file like any other: the clicks in the rest of them count too.
+    assert lists(paths["train"]) == lists(shutil.copy(paths["train"], tmp_path / "copy.csv")) == lists(*own)
     Path(paths["train"]).unlink()
     assert call("recommend", run, "--users", paths["week"]) == 0
     told = f"the run's data has moved from {paths['train']}: what was clicked there is unknown and may be recommended"

@@ -134,6 +134,12 @@ def test_two_trainings_at_once_leave_one_whole_run(table: Path, tmp_path: Path) 
 def test_force_takes_what_it_writes_and_nothing_else(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / checkpoint.LOG).write_text('["of the user"]')
+    assert main.main(command(table, mine)) == 2
+    assert main.main(command(table, mine, "--force")) == 0
+    assert (mine / checkpoint.LOG).read_text() == '["of the user"]'
     several = tmp_path / "several"
     assert main.main(command(table, several, "--seed", "1,2")) == 0
     (several / "notes.txt").write_text("mine")

@@ -18,6 +18,7 @@ from fastcl.recsys import (
     Split,
     by_group,
     evaluate,
+    fit,
     load,
     rank_cases,
 )
@@ -222,6 +223,24 @@ def test_the_command_line(files: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "0 of its 18 test targets were among these" in told.err
     assert "1 in the history of their own case" in told.out
     assert main.main(["resume", "run"]) == 0
+    message = "metric: expected one with a cut-off where cases have several targets, got 'auc'"
+    assert main.main(["train", *own, *small, "--metric", "auc", "-o", "none"]) == 2
+    assert f"error: --{message}" in capsys.readouterr().err
+    assert not Path("none").exists()
+    of_trials = ["--model", "mf", "--set", "dim=4,8", "count=5", "--metric", "auc", "-o", "none"]
+    assert main.main(["tune", *own, *of_trials]) == 2
+    assert f"error: --{message}" in capsys.readouterr().err
+    assert not Path("none").exists()
+    parted = Interactions.presplit("train.txt", None, "test.txt", targets="all", hold_out=0.2, format="sequence")
+    with pytest.raises(ValueError, match=message):
+        fit(load("run"), parted, epochs=1, metric="auc", out="none", progress=False)
+    assert not Path("none").exists()
+    one = Interactions.presplit("train.txt", None, "test.txt", targets="all", format="sequence")
+    assert fit(load("run"), one, epochs=1, metric="auc", progress=False)  # nothing validates
+    config = Path("run/config.json")
+    config.write_text(config.read_text().replace('"metric": "ndcg@10"', '"metric": "auc"'))
+    assert main.main(["resume", "run"]) == 2
+    assert f"error: {message}" in capsys.readouterr().err
     for options, message in (
         (["train.txt", "--targets", "all"], "--targets: expected --test FILE with it, got none"),
         (["train.txt", "--hold-out", "0.1"], "--hold-out: expected --test FILE with it, got none"),

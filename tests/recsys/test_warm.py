@@ -107,6 +107,13 @@ def test_a_run_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         carry(tiny("clrec", data, 0), other)
     for free in ({"lr": 0.5}, {"dropout": 0.0}, {"batch": 4}, {"loss": "bce"}):
         carry(tiny("sasrec", data, 0, **free), tiny("sasrec", data, 0))
+    for name, order in (
+        ("mf", {"sampling": "users"}),
+        ("lightgcn", {"sampling": "users"}),
+        ("s3rec", {"pretrain": 0}),
+        ("s3rec", {"pretrain_batch": 3}),
+    ):
+        carry(tiny(name, data, 0, **order), tiny(name, data, 0))
 
 
 def test_settings_that_may_differ_leave_the_tensors_alone() -> None:

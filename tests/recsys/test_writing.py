@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -190,6 +191,16 @@ def test_errors_name_the_path_that_was_given(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=words) as caught:
             writing.write_text(tmp_path / name, "x" * 100_000)
         assert caught.value.filename == str(tmp_path / name)
+    # What a write left in the buffer is flushed again when the file is closed, and fails again.
+    size = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for name, words in (("full", "No space left"), ("large", "File too large")):
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, size[1]))
+            with pytest.raises(OSError, match=words) as caught:
+                writing.write_parts(tmp_path / name, [b"x" * 1000] * 100)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, size)
+        assert caught.value.filename == str(tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "full", "loop"]
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError, match="out: expected a folder, got a file"):
@@ -224,8 +235,18 @@ def test_commands_never_replace_what_they_read(tmp_path: Path, capsys: pytest.Ca
         if out != users:
             assert main.main(["compare", str(run), "--csv", str(out)]) == 2
             assert words in capsys.readouterr().err
+    more = tmp_path / "more.csv"
+    more.write_bytes(log.read_bytes())
+    lists = ["recommend", str(run), "--users", str(users)]
+    for option, mark in (("--data", ""), ("--items", ""), ("--only", "@"), ("--without", "@")):
+        assert main.main([*lists, option, f"{mark}{more}", "-o", str(more)]) == 2
+        assert f"-o: expected another file than {option}, got {more}" in capsys.readouterr().err
+        assert more.read_bytes() == log.read_bytes()
+    more = more.rename(tmp_path / "ids.json")
+    assert main.main([*lists, "--index", str(tmp_path), "-o", str(more)]) == 2
+    assert f"-o: expected another file than ids.json of --index, got {more}" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in before} == before
-    assert main.main(["recommend", str(run), "--users", str(users), "-o", "/dev/null"]) == 0
+    assert main.main([*lists, "--without", "i0", "-o", "/dev/null"]) == 0
     for command in ("export", "report"):
         assert main.main([command, str(run), "-o", str(users)]) == 2
         assert f"{users}: -o: expected a folder, got a file" in capsys.readouterr().err

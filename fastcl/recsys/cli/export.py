@@ -55,7 +55,8 @@ def run(args: argparse.Namespace) -> None:
         given = {"--queries": (args.queries, None), "--index": (args.index, None), "-k": (args.k, 10)}
         refuse_unused({**given, "--seed": (args.seed, 0)}, "expected --to faiss with it")
     config = checkpoint.read_config(args.folder)
-    check_folder("-o", args.out, FILES, {"--queries": args.queries, **inputs_of(args.folder, config)})
+    named = {"--queries": args.queries, "--items": args.items}
+    check_folder("-o", args.out, FILES, {**named, **inputs_of(args.folder, config)})
     model = with_new_items(checkpoint.load(args.folder), config, args.items)
     tell([note for note in [unfinished(Run(Path(args.folder), config, model))] if note])
     queries = _queries(args.queries, config, model.items) if args.to == "faiss" else None

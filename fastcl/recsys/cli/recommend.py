@@ -18,12 +18,13 @@ from fastcl.recsys.cli.lists import UserRow
 from fastcl.recsys.cli.runs import Run, inputs_of, tell, unfinished
 from fastcl.recsys.data import PAD, Interactions, Items, Scorer, fingerprints
 from fastcl.recsys.data.merging import merge, of_users
-from fastcl.recsys.data.source import Source
+from fastcl.recsys.data.source import CLICKS, Source
 from fastcl.recsys.data.splits import LeakageWarning
 from fastcl.recsys.evaluation.ranking import SEEN
 from fastcl.recsys.models.floors import Popularity
 from fastcl.recsys.options import at_least
 from fastcl.recsys.serving.recommend import Row, known_histories, recommend, recommend_users
+from fastcl.recsys.serving.vectors import FILES
 from fastcl.recsys.training import checkpoint
 from fastcl.recsys.training.threads import add_threads
 from fastcl.recsys.writing import check_output, write_parts
@@ -73,8 +74,8 @@ def add(commands: Any) -> None:
 def add_item_options(parser: Any) -> None:
     """Adds --only and --without, for `recommend` and `similar`."""
     named = "items by id, separated by commas, or @FILE with an id a line"
-    parser.add_argument("--only", metavar="IDS", type=_ids, help=f"recommend nothing but these {named}")
-    parser.add_argument("--without", metavar="IDS", type=_ids, default=[], help=f"never recommend these {named}")
+    parser.add_argument("--only", metavar="IDS", type=_Ids, help=f"recommend nothing but these {named}")
+    parser.add_argument("--without", metavar="IDS", type=_Ids, default=[], help=f"never recommend these {named}")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
     times = None if args.times is None else [[_number(part) for part in _fields(args.times)]]
     config = checkpoint.read_config(args.folder)
     if args.out is not None:
-        check_output("-o", args.out, {**{file: file for file in args.users or ()}, **inputs_of(args.folder, config)})
+        check_output("-o", args.out, {**_inputs(args), **inputs_of(args.folder, config)})
         lists.check(args.out)
     model = with_new_items(checkpoint.load(args.folder), config, args.items)
     seen = args.seen or config.get("seen", "mask")
@@ -143,27 +144,35 @@ def run(args: argparse.Namespace) -> None:
         tell([f"{whose}, so that nothing is left to recommend; --seen keep ranks seen items too"])
 
 
+def _inputs(args: argparse.Namespace) -> dict[str, str | Path | None]:
+    """Description -> path of the files that options name."""
+    of_ids = {f"--{name}": getattr(getattr(args, name), "file", None) for name in ("only", "without")}
+    of_index = {f"{name} of --index": Path(args.index) / name for name in FILES} if args.index else {}
+    of_users = {file: file for file in args.users or ()}
+    return {"--data": args.data, "--items": args.items, **of_ids, **of_index, **of_users}
+
+
 def _histories(args: argparse.Namespace, source: Source, trained: str | None) -> Interactions:
     """The users in the files of --users, with their clicks there and, unless --alone is given, in the run's data.
 
     trained: the fingerprint of the run's data in training.
     """
     data = source.read_clicks(*args.users)
-    own = source.data.get("path")
-    if args.alone or own is None or any(Path(file).resolve() == Path(own).resolve() for file in args.users):
-        if own is None and not args.alone:
+    own = [source.data[name] for name in CLICKS if source.data.get(name)]
+    if args.alone or {Path(file).resolve() for file in own} <= {Path(file).resolve() for file in args.users}:
+        if not own and not args.alone:
             tell([f"{args.folder} names no data: histories are those of the files alone"])
         return data
     try:
         before = source.read_clicks()
-    except FileNotFoundError:
+    except FileNotFoundError as error:
         if args.data is not None:
             raise
         what = "what was clicked there is unknown and may be recommended"
-        tell([f"the run's data has moved from {own}: {what}; --data FILE says where it is"])
+        tell([f"the run's data has moved from {error.filename or own[0]}: {what}; --data FILE says where it is"])
         return data
     if _changed(before, source, trained):
-        tell([f"{own} has changed since the training: clicks that are no longer in it may be recommended"])
+        tell([f"{own[0]} has changed since the training: clicks that are no longer in it may be recommended"])
     whole = of_users(merge(before, data), data.users)
     known, clicks = set(before.users) & set(data.users), len(whole.log.item) - len(data.log.item)
     if known:
@@ -199,14 +208,19 @@ def _popular(source: Source, items: Items) -> Popularity:
     return Popularity(np.bincount(clicks.item, minlength=len(items) + 1), items)
 
 
-def _ids(text: str) -> list[str]:
-    """ "a,b" -> ["a", "b"]; "@FILE" -> the lines of the file."""
-    if not text.startswith("@"):
-        return _fields(text)
+class _Ids(list[str]):
+    """ "a,b" -> ["a", "b"]; "@FILE" -> the lines of the file, whose path is `file`."""
+
+    def __init__(self, text: str) -> None:
+        self.file = text[1:] if text.startswith("@") else None
+        super().__init__(_fields(text) if self.file is None else _lines(self.file))
+
+
+def _lines(file: str) -> list[str]:
     try:
-        lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise argparse.ArgumentTypeError(f"expected @FILE with an id a line, got {text} ({error})") from error
+        raise argparse.ArgumentTypeError(f"expected @FILE with an id a line, got @{file} ({error})") from error
     return [line.strip() for line in lines if line.strip()]
 
 

@@ -71,6 +71,7 @@ def prepare(
     ...     Interactions.read(f"{folder}/prepared").split().test.target.tolist()
     [3, 3]
     """
+    at = at.item() if isinstance(at, np.number) else at  # JSON holds no numbers of NumPy
     one_of(HOW, "how", how)  # the train rows of whole items held out are no part of each user's rows
     budget = Budget(memory)
     features = options.pop("item_features", None)

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from fastcl.recsys.data import Cases, Histories, Scorer
-from fastcl.recsys.data.scoring import frozen
+from fastcl.recsys.data.scoring import Padded, frozen
 from fastcl.recsys.evaluation.cutoffs import Cutoffs
 from fastcl.recsys.evaluation.measures import measure
 from fastcl.recsys.evaluation.ranking import MEMORY, SEEN, rank_cases, train_counts
-from fastcl.recsys.models.carrying import Padded
 from fastcl.recsys.options import one_of
 
 RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)

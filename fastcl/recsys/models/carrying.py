@@ -3,7 +3,7 @@ names, rows of new items from the features that they share with earlier items. N
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ MAY_DIFFER = (
     *("temperature", "positive_temperature", "debias", "log_q", "mask_rate", "last_only", "duplicates", "propensity"),
     *("weight_limit", "lam", "epsilon", "weight", "gamma", "decay", "margin", "init", "polarity", "separation"),
     *("balance", "kl_weight", "kl_steps", "contrast", "contrast_weight", "augment", "served"),
-    *("table", "table_rule", "table_rate", "label_smoothing"),
+    *("table", "table_rule", "table_rate", "label_smoothing", "sampling", "pretrain", "pretrain_batch"),
 )
 
 
@@ -148,31 +148,6 @@ def _unclicked(model: Model, counts: np.ndarray) -> None:
         if rows.names is model.items.ids and len(which):
             found, known = of_features(state[name][rows.first :], model.items, model.items, which, clicked)
             state[name][torch.from_numpy(which + rows.first - 1)] = found * torch.from_numpy(known)[:, None]
-
-
-class Padded:
-    """A scorer of a larger item table that a model does not know: further items are passed over in histories and have
-    the score -inf, so that they are never recommended.
-
-    items: the items of `scorer`, then others. A history needs an item that the scorer knows.
-    """
-
-    def __init__(self, scorer: Any, items: Items) -> None:
-        self.scorer, self.items, self.known = scorer, items, len(scorer.items)
-
-    def readable(self, histories: Histories) -> Histories:
-        """The histories without the items that the scorer passes over."""
-        keep = histories.item <= self.known
-        before = np.append(0, np.cumsum(keep))
-        time = None if histories.time is None else histories.time[keep]
-        offsets = before[histories.offsets].astype(np.int64)
-        return Histories(offsets, histories.item[keep], time, histories.items, histories.users)
-
-    def scores(self, histories: Histories) -> Tensor:
-        """float32 [B, I+1]"""
-        own = replace(self.readable(histories), items=self.scorer.items)
-        scores: Tensor = self.scorer.scores(own)
-        return nn.functional.pad(scores, (0, len(self.items) - self.known), value=-torch.inf)
 
 
 class Among:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastcl.recsys.data import Feature
 from fastcl.recsys.models.batching import Packed
 
 # The row of the position table for each click: its distance from the oldest or from the newest click of its window.
@@ -29,6 +30,12 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+def codes_of(feature: Feature) -> Tensor:
+    """int64 [I+1, W], the feature's codes as an embedding bag reads them, which refuses bags of width 0."""
+    codes = torch.from_numpy(feature.codes)
+    return codes if codes.shape[1] else codes.new_zeros(len(codes), 1)
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ from fastcl.recsys.models.base import make
 from fastcl.recsys.options import at_least
 from fastcl.recsys.training import checkpoint, lock, processes, state
 from fastcl.recsys.training.fit import fit, resume
+from fastcl.recsys.training.loop import check_metric
 from fastcl.recsys.training.state import METRICS, Progress, Settings, validation_metric
 
 PLAN, FAILED, TABLE = "tune.json", "failed.json", "table.csv"
@@ -108,6 +109,7 @@ def tune(
         raise ValueError(f"tune: expected a single process, got {processes.count()}; each trial is small")
     if not len(split.valid):
         raise ValueError("split: expected validation cases, which decide between the trials, got none")
+    check_metric(split, metric)
     place = processes.device_of(device)
     settings = Settings(epochs, 1.0, seed=seed, metric=metric, device=device, **training)
     combinations = drawn(model, values, trials, seed)

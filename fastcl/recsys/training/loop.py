@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fastcl.recsys.data import Split
 from fastcl.recsys.data.scoring import check_items, check_not_frozen
+from fastcl.recsys.evaluation.measures import WITHOUT_K
 from fastcl.recsys.models import Model
 from fastcl.recsys.models.base import UserModel
 from fastcl.recsys.training import processes
@@ -73,9 +74,11 @@ def new_run(
 
 def check(model: Model, split: Split, settings: Settings) -> None:
     """ValueError where `model` and `split` have different item tables, where there is nothing to train on, where a
-    `frozen` block holds the model, or where `patience` is given without validation cases.
+    `frozen` block holds the model, where `patience` is given without validation cases, or for a metric that these
+    cases do not have.
     """
     check_not_frozen(model)
+    check_metric(split, settings.metric)
     if settings.patience is not None and not len(split.valid):
         raise ValueError(f"patience: expected none for a split without validation cases, got {settings.patience}")
     check_items(model, split.train, "split")
@@ -87,6 +90,13 @@ def check(model: Model, split: Split, settings: Settings) -> None:
     if not model.steps(split.train):
         longest = int(split.train.lengths.max(initial=0))
         raise ValueError(f"split: nothing to train on: expected a train history of at least 2 clicks, got {longest}")
+
+
+def check_metric(split: Split, metric: str) -> None:
+    """ValueError for a metric without a cut-off where validation cases have several targets."""
+    if metric in WITHOUT_K and len(split.valid) and split.valid.offsets is not None:
+        expected = "expected one with a cut-off where cases have several targets"
+        raise ValueError(f"metric: {expected}, got {metric!r}")
 
 
 def epoch(run: Run, save: Callable[[], None] = lambda: None, label: str = "") -> dict[str, float]:

@@ -66,8 +66,10 @@ def begin(
             checkpoint.check_free(folder, force)
             whole = tensorfile.tensor_parts(found.tensors, found.facts)  # tables are not yet shared out
             files = {state.LAST: whole, **checkpoint.text_files(text)}
-            earlier = [part.name for part in parts.found_in(folder)]
-            writing.write_set(folder, files, without=["model.safetensors", "metrics.jsonl", checkpoint.LOG, *earlier])
+            earlier = ["model.safetensors", "metrics.jsonl", *(part.name for part in parts.found_in(folder))]
+            # Where there is no run, a file of that name is the user's.
+            earlier += [checkpoint.LOG] if (folder / "config.json").exists() else []
+            writing.write_set(folder, files, without=earlier)
     return facts
 
 

@@ -21,7 +21,7 @@ from fastcl.recsys.evaluation.ranking import NotNumbers, evaluate, how_many, mas
 from fastcl.recsys.models import Model
 from fastcl.recsys.models.base import inner_products
 from fastcl.recsys.training import processes
-from fastcl.recsys.training.loop import Run
+from fastcl.recsys.training.loop import Run, check_metric
 from fastcl.recsys.training.rowadam import RowAdam
 from fastcl.recsys.training.state import Settings
 
@@ -35,8 +35,9 @@ CHUNK = 256  # the most cases that are scored at once
 def with_sample(settings: Settings, split: Split) -> Settings:
     """The settings with the number of cases that validation measures; None where these are all cases of the split.
 
-    ValueError where a number is asked for and there are no cases.
+    ValueError where a number is asked for and there are no cases, and for a metric that the cases do not have.
     """
+    check_metric(split, settings.metric)
     asked, cases = settings.valid_cases, len(split.valid)
     if asked is not None and not cases:
         raise ValueError(f"valid_cases: expected none for a split without validation cases, got {asked}")

@@ -6,7 +6,7 @@ One table of formats serves the log and the item features. A file is opened only
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -87,7 +87,8 @@ class Form:
             if not self.delimiter or set(self.delimiter) & set("\n\r\"'"):
                 raise ValueError(f"{prefix}delimiter: expected a text such as ';' or '::', got {self.delimiter!r}")
         for option, words in ((f"{prefix}columns", self.columns), ("missing", self.missing)):
-            if words is not None and (isinstance(words, str) or not all(isinstance(word, str) for word in words)):
+            # A set has no order, which columns need, and JSON holds none.
+            if words is not None and (isinstance(words, str | Set) or not all(isinstance(word, str) for word in words)):
                 raise TypeError(f"{option}: expected a sequence of texts, got {words!r}")
         try:
             io.TextIOWrapper(io.BytesIO(), encoding=self.encoding)

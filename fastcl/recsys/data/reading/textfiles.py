@@ -195,9 +195,9 @@ def _split(lines: list[str], text: str, width: int, delimiter: str) -> list[list
     text = text.replace("\r\n", "\n")
     if "\r" in text or set(map(str.count, lines, repeat(delimiter))) != {width - 1}:
         return None
-    fields = text.removesuffix("\n").replace("\n", delimiter).split(delimiter)
-    # The count shows whether a delimiter of several characters arose across a line end, as from "a:" and ":b".
-    return [fields[k::width] for k in range(width)] if len(fields) == width * len(lines) else None
+    # Line ends in place of delimiters, not the reverse: a delimiter "::" behind "a:" would be found one letter early.
+    fields = text.removesuffix("\n").replace(delimiter, "\n").split("\n")
+    return [fields[k::width] for k in range(width)]
 
 
 def _unquoted(lines: list[str], first: int, width: int, delimiter: str) -> Piece:

@@ -16,7 +16,7 @@ from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.models.base import NamedRows
 from fastcl.recsys.models.batching import TOGETHER, Packed, Prefixes, Spans, windows
 from fastcl.recsys.models.clrec.config import CLRecConfig
-from fastcl.recsys.models.layers import CausalBlock, Dropout, MultiAtt, WeightedHeads
+from fastcl.recsys.models.layers import CausalBlock, Dropout, MultiAtt, WeightedHeads, codes_of
 
 
 class ItemEncoder(nn.Module):
@@ -36,7 +36,7 @@ class ItemEncoder(nn.Module):
             width = dim // count + (nth < dim % count)
             self.features.append(nn.EmbeddingBag(len(feature.values) + 1, width, mode="mean", padding_idx=PAD))
             # The codes are not in the state dict, since a run folder stores the item table beside the weights.
-            self.register_buffer(f"codes_{nth}", torch.from_numpy(feature.codes), persistent=False)
+            self.register_buffer(f"codes_{nth}", codes_of(feature), persistent=False)
 
     def named_rows(self, items: Items, prefix: str) -> dict[str, NamedRows]:
         """As `Model.named_rows`. prefix: what precedes the names of the tensors."""

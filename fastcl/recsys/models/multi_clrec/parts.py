@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fastcl.arithmetic import no_autocast
 from fastcl.normalize import normalized
 from fastcl.recsys.data import PAD, Items
+from fastcl.recsys.models.layers import codes_of
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -40,7 +41,7 @@ class CategoryItems(nn.Module):
         for nth, feature in enumerate(items.features.values()):
             self.features[str(nth)] = nn.EmbeddingBag(len(feature.values) + 1, dim, mode="mean", padding_idx=PAD)
             # The codes are not in the state dict, since a run folder stores the item table beside the weights.
-            self.register_buffer(f"codes_{nth}", torch.from_numpy(feature.codes), persistent=False)
+            self.register_buffer(f"codes_{nth}", codes_of(feature), persistent=False)
         self.category = list(items.features).index(category) if category else None
         self.mlp = mlp((1 + len(self.features)) * dim, hidden, dim)
 
