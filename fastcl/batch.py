@@ -136,7 +136,8 @@ def _private_lse(
         logits = logits.masked_fill(similarity > limit[:, None], -torch.inf)
     # The gradient of logsumexp in a row of -inf alone is NaN; such a row gets a constant instead.
     empty = (logits == -torch.inf).all(1)
-    return torch.logsumexp(logits.masked_fill(empty[:, None], 0.0), 1).masked_fill(empty, -torch.inf)
+    lse = torch.logsumexp(logits.masked_fill(empty[:, None], 0.0), 1).masked_fill(empty, -torch.inf)
+    return graded(lse, 1.0) if beta else lse
 
 
 def _private_logits(

@@ -73,8 +73,9 @@ def infonce(rows: Rows, *, label_smoothing: float = 0.0, z_loss: float = 0.0) ->
             inverse propensity weighted one (Zhou et al. 2021, CLRec, Eq. 4).
         hardness: beta >= 0: negative j weighs exp(beta stopgrad(<q_i, k_j>)) in the sum, so that the more similar ones
             count for more (Lan et al. 2025, LLaVE, Eq. 3, where beta is 9; 5 in EmbeddingGemma, Vera et al. 2025). The
-            weights have no gradient. A mapping gives each source its own, {"in_batch": 5.0}; the sources are in_batch,
-            negative_keys and queue. No pass more: the sum is one at the scale 1 / T + beta.
+            weights have no gradient, so that second derivatives are refused. A mapping gives each source its own,
+            {"in_batch": 5.0}; the sources are in_batch, negative_keys and queue. No pass more: the sum is one at the
+            scale 1 / T + beta.
         margin: a function of the positives' similarities [N], cosines if the loss normalises, that returns those which
             the loss takes in their place: `fastcl.cosface(0.35)`, `fastcl.arcface(0.5)`, or one of your own.
         cap: leaves out likely false negatives: those whose similarity <q_i, k_j> is above a number, above one for each

@@ -193,7 +193,8 @@ def test_sums_of_two_have_second_derivatives(name: str) -> None:
     torch.testing.assert_close(ours, truth, rtol=1e-7, atol=1e-10)
 
 
-def test_hardness_refuses_second_derivatives() -> None:
+@pytest.mark.parametrize("negatives", [None, KEY[:3], KEY[:, None]], ids=["batch", "shared", "private"])
+def test_hardness_refuses_second_derivatives(negatives: Tensor | None) -> None:
     for reverse in (_second, lambda loss, x: torch.func.grad(lambda y: torch.func.grad(loss)(y).square().sum())(x)):
         with pytest.raises(RuntimeError, match="hardness: expected no second derivative"):
-            reverse(lambda x: fastcl.infonce(x, KEY, hardness=2.0), KEY)
+            reverse(lambda x: fastcl.infonce(x, KEY, negatives, hardness=2.0), KEY)

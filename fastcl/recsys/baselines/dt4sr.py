@@ -24,6 +24,7 @@ FORMS = ("official", "paper")
 class DT4SRConfig(GaussianConfig):
     """Settings of `DT4SR`."""
 
+    dropout: float = setting(0.5, "Dropout rate of embeddings and attention weights.")
     batch: int = setting(128, "Windows in a batch.")
     blocks: int = setting(1, "Blocks of each of the two Transformers.")
     heads: int = setting(2, "Attention heads of each block.")

@@ -108,8 +108,8 @@ def export(
     Files are replaced whole and together: the old export.json is removed first and the new one written last, so that
     export.json never lies beside files of another export, even where writing was cut off. Raises OSError where `folder`
     is a file; ValueError for a bad option, no queries, queries of another item table, vectors that are not finite, a
-    model whose scores no inner product ranks or, with an encoder, one that has none (mf, lightgcn); ImportError where
-    Faiss or ONNX is missing.
+    model whose scores no inner product ranks or, with an encoder, one that has none (mf, lightgcn and those of
+    fastcl.recsys.baselines); ImportError where Faiss or ONNX is missing.
 
     >>> from fastcl.recsys import SASRec, bundled
     >>> model = SASRec(bundled("purchases").items, seed=0).eval()
