@@ -102,7 +102,7 @@ def _steps(model: ContrastVAE, split: Split) -> Callable[[], None]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        model.after_step(batch)
+        model.after_update()
 
     return step
 

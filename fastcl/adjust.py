@@ -194,7 +194,8 @@ def arcface(margin: float = 0.5) -> Margin:
 
 def _angular(similarity: Tensor, margin: float) -> Tensor:
     square = 1.0 - similarity.square()
-    # The bound takes the value, and leaves the gradient.
-    sine = (square + (square.clamp(min=1e-7) - square).detach()).sqrt()
+    # Below its bound, in the last digits of a cosine of 1, the square has the bound's value and passes the gradient on.
+    passed = torch.where(square > -1e-6, square - square.detach(), 0.0)
+    sine = (square.clamp(min=1e-7).detach() + passed).sqrt()
     turned = similarity * math.cos(margin) - sine * math.sin(margin)
     return torch.where(similarity > -math.cos(margin), turned, similarity - margin * math.sin(margin))

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastcl.checks import functorch_active, learns
+
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
     """The dtype of an op's computation and results: float64 if any input is float64, else float32."""
@@ -48,7 +50,10 @@ def picked(table: Tensor, index: Tensor) -> Tensor:
     """table[index] for a table of rows or of numbers. The gradient of what is read often is a sum in `compute_dtype`:
     a sum in 16 bits loses what is small against it, which is most of it after some hundred terms.
     """
-    wide = table.to(compute_dtype(table)) if table.requires_grad else table
+    wide = table
+    # A functional transform hides whether the table learns.
+    if learns(table) or (not torch.compiler.is_compiling() and functorch_active()):
+        wide = table.to(compute_dtype(table))
     found = F.embedding(index, wide) if wide.dim() == 2 else wide[index]
     return found.to(table.dtype)
 

@@ -24,6 +24,11 @@ functorch_active = getattr(torch._C, "_are_functorch_transforms_active", lambda:
 _modes_active = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 
 
+def learns(x: Any) -> bool:
+    """Whether x is a tensor that a gradient is recorded for."""
+    return isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled()
+
+
 def readable(t: Tensor) -> bool:
     """Whether reading a value of `t` waits for no device and breaks no graph, transform or mode."""
     return (

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from fastcl.adjust import Adjustments, Cap, Harder, Hardness, Margin, graded
 from fastcl.arithmetic import dot
-from fastcl.checks import as_ids, check_tensor, check_weight
-from fastcl.gathering import Gather, learns, rows_and_facts
+from fastcl.checks import as_ids, check_tensor, check_weight, learns
+from fastcl.gathering import Gather, rows_and_facts
 from fastcl.library import NONE
 from fastcl.negatives import Columns, Evicted, NegativeQueue
 from fastcl.normalize import normalized_together

@@ -172,7 +172,7 @@ def retrieval(
     for name, left, right in (("", _unit(query), _unit(key)), ("reverse ", _unit(key), _unit(query))):
         rank = _ranks(left, right)
         found |= {f"{name}recall@{cutoff}": float((rank <= cutoff).double().mean()) for cutoff in k}
-        found[f"{name}median rank"] = float(rank.quantile(0.5))
+        found[f"{name}median rank"] = float(rank.median() - (-rank).median()) / 2
     return found
 
 

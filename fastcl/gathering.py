@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from fastcl.arithmetic import compute_dtype
+from fastcl.checks import learns
 from fastcl.ring import Group, padded
 
 
@@ -51,8 +52,3 @@ def rows_and_facts(name: str, x: Any) -> tuple[int, object]:
     if x.is_meta:
         raise ValueError(f"{name}: expected a device with content, got meta")
     return x.shape[0], (name, list(x.shape[1:]), x.dtype, x.device.type, learns(x))
-
-
-def learns(x: Any) -> bool:
-    """Whether x is a tensor with a gradient, so that the backward pass is a collective."""
-    return isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled()

@@ -14,8 +14,8 @@ from torch.autograd.function import Function
 
 from fastcl import ops
 from fastcl.arithmetic import dot, logsumexp, picked, softplus
-from fastcl.checks import as_ids, as_ignored, check_reduction, check_temperature, check_tensor
-from fastcl.gathering import Gather, learns
+from fastcl.checks import as_ids, as_ignored, check_reduction, check_temperature, check_tensor, learns
+from fastcl.gathering import Gather
 from fastcl.ring import Group, agree
 from fastcl.rows import inverse
 

@@ -44,14 +44,15 @@ class NTXentLoss(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         keys = state_dict.get(f"{prefix}memory_bank._keys")
         if keys is not None and self.size[0] and self.memory_bank is None:  # its width is that of the first batch
-            self.memory_bank = NegativeQueue(self.size[0], keys.shape[1]).to(keys.device)
+            self.memory_bank = NegativeQueue(self.size[0], keys.shape[1])
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
         if not self.size[0]:
             return _both_views(infonce, out0, out1, self.temperature, self.gather_distributed)
         if self.memory_bank is None:
-            self.memory_bank = self._filled(out0.shape[1]).to(out0.device)
+            self.memory_bank = self._filled(out0.shape[1])
+        self.memory_bank.to(out0.device)  # a module without weights may not have been moved
         loss = infonce(out0, out1, temperature=self.temperature, in_batch=False, queue=self.memory_bank)
         if out0.requires_grad:
             keys = F.normalize(out1.detach(), dim=1)

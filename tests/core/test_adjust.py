@@ -144,6 +144,9 @@ def test_margins() -> None:
     same = torch.ones(1, 1, dtype=F64, requires_grad=True)
     (slope,) = torch.autograd.grad(fastcl.arcface(0.5)(same[0]), same)
     assert slope.item() == pytest.approx(math.cos(0.5) + math.sin(0.5) / 1e-7**0.5)
+    beyond = torch.tensor([2.0, -3.0, 5.0], requires_grad=True)  # no cosines
+    (slope,) = torch.autograd.grad(fastcl.arcface(0.5)(beyond).sum(), beyond)
+    torch.testing.assert_close(slope, torch.tensor([math.cos(0.5), 1.0, math.cos(0.5)]))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from forks import run_together
 from tiny_runs import stopped_after
 
 import fastcl.recsys.models as models
-from fastcl.recsys import Cases, Feature, Histories, Items, Split, evaluate, fit, load, recommend, resume
+from fastcl.recsys import Cases, Feature, Histories, Interactions, Items, Split, evaluate, fit, load, recommend, resume
 from fastcl.recsys.baselines.nextitem import NextItem
 from fastcl.recsys.models import LATER, MODELS
 from fastcl.recsys.models.base import Model, UserModel, make
@@ -179,7 +179,7 @@ def test_every_parameter_learns_from_every_loss(name: str, options: dict[str, An
             assert total.ndim == 0
             assert total.isfinite()
             total.backward()
-            model.after_step(batch)
+            model.after_update()
         assert [key for key, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
@@ -223,3 +223,30 @@ def _train(out: Path, names: Sequence[str]) -> None:
         lines = fit(small(name, data, **TOGETHER[name]), data, epochs=2, progress=False)
         if processes.rank() == 0:
             torch.save([line["loss"] for line in lines], out / f"{name}.pt")
+
+
+def test_epochs_after_the_pre_training_are_short() -> None:
+    train = split().train
+    model, without = small("s3rec", split()), small("s3rec", split(), pretrain=0)
+    assert model.usual_steps(train) == without.steps(train) == without.usual_steps(train) < model.steps(train)
+
+
+def test_svae_is_told_items_beyond_its_window() -> None:
+    history = Histories.from_lists([[1, 2, 3, 4, 5, 6, 7, 8]])
+    data = Interactions(Items(tuple("abcdefgh")), ("u",), history).split("none")
+    model: Any = small("svae", data, max_len=3, batch=9)
+    (batch,) = model.batches(data.train, np.random.default_rng(0))
+    found = dict(zip(batch.item.tolist(), batch.target.tolist(), strict=True))
+    assert found == {n: [*range(n + 1, 9), 0, 0, 0, 0][:4] for n in range(1, 8)}
+
+
+@pytest.mark.parametrize("loss", ["bce", "bpr"])
+def test_a_history_with_every_item_has_no_negative(loss: str) -> None:
+    data = Interactions(Items(tuple("abcdef")), ("u",), Histories.from_lists([[1, 2, 6, 3, 4, 5]])).split("none")
+    model: Any = small("caser", data, loss=loss, max_len=2, following=1)
+    (batch,) = model.batches(data.train, np.random.default_rng(0))
+    assert not batch.negative.any()
+    model.loss(batch).backward()
+    pushed = {item for item, grad in enumerate(model.bias.grad.tolist()) if grad}
+    assert pushed == (set(batch.target.unique().tolist()) if loss == "bce" else set())
+    assert (model.bias.grad <= 0).all()  # none is pushed down

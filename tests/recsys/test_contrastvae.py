@@ -84,7 +84,7 @@ def test_every_parameter_learns(mode, reconstruction, contrast):
     data = histories(rows=60)
     for batch in net.batches(data, np.random.default_rng(0)):
         net.loss(batch).backward()
-        net.after_step(batch)
+        net.after_update()
     assert [name for name, p in net.named_parameters() if p.grad is None or not p.grad.any()] == []
     assert (net.item.weight.grad[0] == 0).all()
 
@@ -101,7 +101,7 @@ def test_contrasts_are_the_textbooks(contrast):
 def test_a_run_folder_gives_the_model_back(tmp_path):
     for number, options in enumerate(({}, {"compat": "paper-code"}, {"augment": (), "alpha": "position"})):
         net = model(**options).eval()
-        net.after_step(())
+        net.after_update()
         save(net, tmp_path / str(number))
         again = load(tmp_path / str(number))
         assert again.config == net.config

@@ -5,13 +5,25 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.bench_weeks import between
-from fastcl.recsys import Interactions, Items, LeakageWarning, Popularity, SASRec, evaluate, later, rank_cases
+from fastcl.recsys import (
+    Histories,
+    Interactions,
+    Items,
+    LeakageWarning,
+    Popularity,
+    SASRec,
+    evaluate,
+    later,
+    rank_cases,
+    robustness,
+)
 from fastcl.recsys.cli import main
 from fastcl.recsys.data.scoring import Padded
 
@@ -93,6 +105,12 @@ def test_items_that_a_model_lacks_are_passed_over_and_missed() -> None:
     own = model.scores(before.log.take(np.array([0, 0])))
     torch.testing.assert_close(scores[:, :4], own)
     assert (scores[:, 4] == -torch.inf).all()
+    read: list[Histories] = []
+    padded = Padded(model, week.split.items)
+    padded.scorer = SimpleNamespace(items=model.items, scores=lambda rows: (read.append(rows), model.scores(rows))[1])
+    robustness(padded, cases, ratios=(1.0,))
+    assert len(read) == 2
+    assert all((rows.lengths > 0).all() and rows.item.max() <= 3 for rows in read)  # none is "new"
     found = rank_cases(Padded(model, week.split.items), cases, k=3)
     assert np.isinf(found.rank).tolist() == [True, False]
     assert evaluate(Popularity(week.split.counts), cases, k=4)["recall@4"] == 1.0

@@ -87,6 +87,33 @@ def test_users_are_drawn_alike_whatever_their_clicks() -> None:
     assert len(item.unique()) == 42
 
 
+def test_log_q_of_items_in_the_batch_is_that_of_how_users_are_drawn() -> None:
+    users = ("two", "none", "four")
+    train = dataclasses.replace(Histories.from_lists([[1, 2], [], [2, 3, 4, 5]]), users=users)
+    expected = {"clicks": [1, 2, 1, 1, 1], "users": [1.5, 1.5 + 0.75, 0.75, 0.75, 0.75]}  # of an epoch of six
+    for sampling, often in expected.items():
+        options: dict[str, Any] = {"loss": "sampled_softmax", "negatives": "batch", "sampling": sampling}
+        model = MF(Items(tuple("abcde")), users=users, seed=0, **options)
+        next(iter(model.batches(train, np.random.default_rng(0))))
+        counts = 1 + torch.tensor(often)
+        torch.testing.assert_close(model.log_q[1:], (counts / counts.sum()).log())
+
+
+@pytest.mark.parametrize("options", [{}, {"per": "row"}, {"negatives": "batch"}], ids=str)
+def test_the_decay_does_not_grow_with_the_processes(options: dict[str, Any], split: Split) -> None:
+    found = []
+    for processes in (1, 4):
+        total = 0.0
+        for rank in range(processes):
+            decayed, plain = (small(split, decay=decay, **options) for decay in (0.5, 0.0))
+            decayed.share = plain.share = rank, processes
+            batch = next(iter(decayed.batches(split.train, np.random.default_rng(1))))
+            next(iter(plain.batches(split.train, np.random.default_rng(1))))
+            total += float(decayed.loss(batch) - plain.loss(batch)) * len(batch.target) / 64
+        found.append(total)
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
 def test_processes_share_out_the_same_batches(split: Split) -> None:
     row = {"per": "row", "count": 3}
     for options in ({}, row, {"negatives": "popularity", **row}, {"sampling": "users", **row}):

@@ -113,6 +113,7 @@ def test_every_parameter_learns(model_class):
     data = histories(rows=200)
     for batch in model.batches(data, np.random.default_rng(0)):
         model.loss(batch).backward()
+        model.after_update()
         model.after_step(batch)
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 

@@ -381,6 +381,22 @@ def test_clicks_of_the_training_belong_to_the_histories_of_a_later_file(tmp_path
     assert call("recommend", run, "--history", "i1", "--alone") == 2
 
 
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_part_of_the_runs_own_files_is_no_further_clicks(part, tmp_path, capsys):
+    """Without times nothing tells that they are the same clicks."""
+    parts = {"train": ["i1", "i2", "i3"], "valid": ["i4"], "test": ["i5"]}
+    for name, items in parts.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(["user,item", *(f"u,{item}" for item in items)]) + "\n")
+    path, valid, test = (str(tmp_path / f"{name}.csv") for name in parts)
+    model = SASRec(ITEMS, seed=0, **OPTIONS).eval()
+    data = {"path": path, "valid": valid, "test": test, "user": "user", "item": "item", "time": None}
+    save(model, tmp_path / "run", {"data": data})
+    assert call("recommend", tmp_path / "run", "--users", tmp_path / f"{part}.csv", "-k", "40", "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)["recommendations"]
+    (expected,) = recommend(model, [sum(parts.values(), [])], k=40)
+    assert [(entry["item"], pytest.approx(entry["score"], abs=1e-5)) for entry in row["items"]] == expected
+
+
 def test_files_are_read_as_the_runs_own_was(tmp_path, capsys):
     """Its columns, encoding and repeats, wherever its own data and its item features are now."""
     gone = {"path": str(tmp_path / "gone.csv"), "item_features": str(tmp_path / "gone too.csv")}

@@ -13,6 +13,7 @@ import fastcl
 from fastcl.recsys import (
     Cases,
     CLRec,
+    ContrastVAE,
     Feature,
     Histories,
     Interactions,
@@ -311,6 +312,13 @@ def test_accumulated_batches_are_one_large_one(tmp_path):
         losses[batch, accumulate] = [line["loss"] for line in fit(model, split, accumulate=accumulate, **options)]
     assert losses[10, 5] == pytest.approx(losses[45, 1], abs=1e-5)
     assert losses[10, 1][3] < losses[45, 1][3] - 0.01  # five times as many steps
+
+
+def test_a_model_counts_steps_not_batches() -> None:
+    split = memory(users=45, length=6)
+    model = ContrastVAE(split.items, dim=16, batch=10, seed=0)
+    fit(model, split, epochs=2, accumulate=2, progress=False)
+    assert model.step == 2 * 3
 
 
 @pytest.mark.parametrize("model_class", MODELS)

@@ -116,6 +116,35 @@ def test_a_run_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         carry(tiny(name, data, 0, **order), tiny(name, data, 0))
 
 
+def test_tensors_that_only_a_setting_of_training_makes_stay_as_drawn() -> None:
+    data = log(0, "abc")
+    for name, options, prefix in (
+        ("contrastvae", {"augment": ("crop",)}, "alpha_logit"),
+        ("clrec", {"objective": "ipw", "propensity": "popularity"}, "propensity."),
+    ):
+        other = {} if name == "contrastvae" else {"objective": "ipw", "propensity": "learned"}
+        model, earlier = tiny(name, data, 0, **other), tiny(name, data, 1, **options)
+        before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+        carry(model, earlier)
+        theirs = earlier.state_dict()
+        drawn = {key for key in before if key.startswith(prefix)}
+        assert drawn
+        assert drawn == before.keys() - theirs.keys()
+        for key, tensor in model.state_dict().items():
+            torch.testing.assert_close(tensor, before[key] if key in drawn else theirs[key], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("tables", [("dense", "rows"), ("rows", "dense")])
+def test_biases_go_from_one_kind_of_table_to_the_other(tables: tuple[str, str]) -> None:
+    data = log(0, "abc")
+    earlier, model = (tiny("bert4rec", data, seed, table=table, loss="sampled") for seed, table in enumerate(tables))
+    bias = earlier.bias.weight if tables[0] == "rows" else earlier.bias
+    with torch.no_grad():
+        bias.copy_(torch.arange(len(bias)).reshape(bias.shape))
+    carry(model, earlier)
+    torch.testing.assert_close(model.item_vectors(), earlier.item_vectors())
+
+
 def test_settings_that_may_differ_leave_the_tensors_alone() -> None:
     """No setting of the list is one of width, depth or of what an input means."""
     fields = {name for model in MODELS.values() for name in model.Config.__dataclass_fields__}

@@ -34,11 +34,11 @@ from fastcl.recsys.settings import check_choices, setting, settled
 
 def pairwise(hidden: Tensor, items: Scored, target: Tensor, negative: Tensor) -> Tensor:
     """softplus(score of the negative - score of the target) with an unclicked item for each position, the mean (Rendle
-    et al. 2009).
+    et al. 2009); 0 where the history holds every item, so that the negative is padding.
     """
     up = (hidden * items.rows(target)).sum(-1) + items.bias(target)
     down = (hidden * items.rows(negative)).sum(-1) + items.bias(negative)
-    return F.softplus(down - up).mean()
+    return F.softplus(down - up).masked_fill(negative == PAD, 0.0).mean()
 
 
 LOSSES: dict[str, ItemLoss] = ITEM_LOSSES | {"bpr": ItemLoss(pairwise, ITEM_LOSSES["bce"].negatives)}

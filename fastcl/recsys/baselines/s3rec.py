@@ -147,6 +147,9 @@ class S3Rec(Transformer):
             return steps
         return steps + self.config.pretrain * batch_count(self._prefixes(train), self.config.pretrain_batch)
 
+    def usual_steps(self, train: Histories) -> int:
+        return super().steps(train)
+
     def batches(self, train: Histories, rng: np.random.Generator) -> Iterator[Any]:
         """One epoch: every window once, in random order; before them, in the first epoch, the pre-training."""
         # Processes draw other numbers for their own batches, and must agree on the order of the next pass.

@@ -163,7 +163,7 @@ class SVAE(NextItem):
         real = target != PAD
         return ((first + logits[:, 0])[:, None] - logits).mul(real).sum(1)
 
-    def after_step(self, batch: Batch) -> None:
+    def after_update(self) -> None:
         self.step += 1
 
     def targets(self, batch: Batch) -> int:
@@ -173,6 +173,6 @@ class SVAE(NextItem):
     def batch(self, train: Histories, spans: Spans, draw: Draw, rng: np.random.Generator) -> Batch:
         clicks, item = self.clicks(train, spans._replace(stop=spans.stop - 1))
         at = clicks.source[:, None] + np.arange(1, self.config.following + 1)
-        end = spans.stop[clicks.row.numpy(force=True)][:, None]
+        end = train.offsets[spans.row + 1][clicks.row.numpy(force=True)][:, None]
         target = np.where(at < end, train.item[np.minimum(at, len(train.item) - 1)], PAD)
         return Batch(clicks, item, self.tensor(target))

@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> None:
     for option, path in (("--csv", args.csv), ("--latex", args.latex)):
         for folder in folders if path else ():
             check_output(option, path, {"--data": args.data, **inputs_of(folder)})
-    if args.csv and args.csv == args.latex:
-        raise ValueError(f"--latex: expected another file than that of --csv, got {args.latex}")
+    if args.csv and args.latex:
+        check_output("--latex", args.latex, {"the file of --csv": args.csv})
     runs, split, seen, notes = open_runs(folders, args)
     vectors = vectors_for(metrics, split)
     tell(notes)

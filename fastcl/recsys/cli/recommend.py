@@ -159,7 +159,8 @@ def _histories(args: argparse.Namespace, source: Source, trained: str | None) ->
     """
     data = source.read_clicks(*args.users)
     own = [source.data[name] for name in CLICKS if source.data.get(name)]
-    if args.alone or {Path(file).resolve() for file in own} <= {Path(file).resolve() for file in args.users}:
+    places = {Path(file).resolve() for file in own}
+    if args.alone or places <= {Path(file).resolve() for file in args.users}:
         if not own and not args.alone:
             tell([f"{args.folder} names no data: histories are those of the files alone"])
         return data
@@ -173,7 +174,9 @@ def _histories(args: argparse.Namespace, source: Source, trained: str | None) ->
         return data
     if _changed(before, source, trained):
         tell([f"{own[0]} has changed since the training: clicks that are no longer in it may be recommended"])
-    whole = of_users(merge(before, data), data.users)
+    # Without times, a part of the run's data would be taken for further clicks.
+    others = [file for file in args.users if Path(file).resolve() not in places]
+    whole = of_users(merge(before, source.read_clicks(*others)) if others else before, data.users)
     known, clicks = set(before.users) & set(data.users), len(whole.log.item) - len(data.log.item)
     if known:
         count = f"{len(known):,} of {len(data.users):,} users are in the run's data too"

@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> None:
         for folder, seed in zip(folders, seeds, strict=True):
             with processes.together(), enough_memory():
                 model = make(model_class, split, seed=seed, **options).to(device)
-                each = settings(seed, validates=len(split.valid) > 0, batches=model.steps(split.train))
+                each = settings(seed, validates=len(split.valid) > 0, batches=model.usual_steps(split.train))
                 each = validation.with_sample(each, split)
                 origin = {} if args.init is None else {"init": warm.start(model, args.init)}
                 if origin and processes.leads():

@@ -204,11 +204,20 @@ class Model(nn.Module, ABC):
         """The number of terms that `loss` averages, which weighs this batch against others of the same step."""
         return len(batch.target)
 
+    def usual_steps(self, train: Histories) -> int:
+        """The number of batches of any epoch but the first, which may have a pre-training too."""
+        return self.steps(train)
+
     def begins_stage(self, batch: Any) -> bool:
         """Whether another stage of the training, whose loss has another scale, begins with this batch. The optimiser
         then forgets its moments.
         """
         return False
+
+    def after_update(self) -> None:
+        """Counts optimiser steps. Training calls it after each of them, in all processes, also where one's share of the
+        batch is empty.
+        """
 
     def after_step(self, batch: Any) -> None:
         """Updates what a model carries from batch to batch, such as a queue. Training calls it after each batch with

@@ -223,9 +223,12 @@ def batch_count(spans: Spans | Prefixes, batch: int) -> int:
     return -(-spans.total // batch)
 
 
-def log_shares(train: Histories, n_items: int) -> Tensor:
-    """float32 [I], the log of each item's share of the clicks, with one click added to every item."""
-    counts = 1.0 + np.bincount(train.item, minlength=n_items + 1)[1:]
+def log_shares(train: Histories, n_items: int, weight: np.ndarray | None = None) -> Tensor:
+    """float32 [I], the log of each item's share of the clicks, with one click added to every item.
+
+    weight: [P], what each click counts; None: 1.
+    """
+    counts = 1.0 + np.bincount(train.item, weight, n_items + 1)[1:]
     return torch.from_numpy(np.log(counts / counts.sum())).float()
 
 

@@ -56,7 +56,7 @@ def carry(model: Model, earlier: Model, name: str = "init") -> Carried:
 
     The row of an item that `earlier` lacks becomes the mean of the rows of the items that share its feature values,
     taken for each value and averaged over these; without such an item the row stays as it was drawn. Rows of new users
-    and new feature values stay as they were drawn.
+    and new feature values stay as they were drawn, and so do tensors that `earlier` lacks by a setting that may differ.
 
     Raises ValueError, naming `name`, for another kind of model, for settings that must be alike (all but `MAY_DIFFER`),
     for other features of a model that encodes them, and for tensors of other shapes.
@@ -64,7 +64,17 @@ def carry(model: Model, earlier: Model, name: str = "init") -> Carried:
     check_alike(model, earlier, name)
     theirs = {key: tensor.cpu() for key, tensor in earlier.state_dict().items()}
     own = {key: tensor for key, tensor in model.state_dict().items() if not _loads_itself(model, key)}
-    rows, before = ({k: v for k, v in each.named_rows().items() if k in own} for each in (model, earlier))
+    rows, before = (dict(each.named_rows()) for each in (model, earlier))
+    for key, tensor in own.items():
+        # Numbers for each item are a parameter or, in a table of rows, a column.
+        for other in (f"{key}.weight", key.removesuffix(".weight")):
+            if key not in theirs and other in theirs and theirs[other].numel() == len(theirs[other]):
+                theirs[key] = theirs[other].reshape(-1, *tensor.shape[1:])
+                if other in before:
+                    before[key] = before[other]
+    if asdict(model.config) != asdict(earlier.config):
+        own = {key: tensor for key, tensor in own.items() if key in theirs}
+    rows, before = ({k: v for k, v in each.items() if k in own} for each in (rows, before))
     for key, tensor in own.items():
         found = theirs.get(key)
         if found is None or (key in rows) != (key in before) or found.shape[1:] != tensor.shape[1:]:

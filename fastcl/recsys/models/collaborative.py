@@ -43,6 +43,15 @@ SAMPLING: dict[str, Callable[[Histories, np.random.Generator], np.ndarray]] = {
     "clicks": every_click,
     "users": of_random_users,
 }
+
+
+def by_users(train: Histories) -> np.ndarray:
+    found: np.ndarray = len(train.item) / np.count_nonzero(train.lengths) / np.repeat(train.lengths, train.lengths)
+    return found
+
+
+# How often each click is in an epoch on average, [P]; None: once.
+OFTEN: dict[str, Callable[[Histories], np.ndarray | None]] = {"clicks": lambda train: None, "users": by_users}
 PER = ("batch", "row")
 
 
@@ -195,7 +204,12 @@ class Collaborative(UserModel):
         )
         total = LOSSES[config.loss](pairs, self.constants)
         if config.decay:
-            total = total + 0.5 * config.decay / size * sum(rows.square().sum() for rows in found.rows)
+            user_rows, item_rows = found.rows
+            squares = user_rows.square().sum() + item_rows[:size].square().sum()
+            # Negatives of the whole batch are read by all processes, which add their parts up.
+            among = self.share[1] if batch.negative is not None and batch.negative.ndim == 1 else 1
+            squares = squares + item_rows[size:].square().sum() / among
+            total = total + 0.5 * config.decay / size * squares
         return total
 
     def steps(self, train: Histories) -> int:
@@ -222,7 +236,8 @@ class Collaborative(UserModel):
         """A function that draws a batch's negatives, given the rows of its users. Sets `log_q`."""
         config, items = self.config, len(self.items)
         if config.negatives != "uniform":
-            self.log_q[1:] = log_shares(train, items).to(self.device)
+            often = OFTEN[config.sampling](train) if config.negatives == "batch" else None
+            self.log_q[1:] = log_shares(train, items, often).to(self.device)
         if config.negatives == "batch" or LOSSES[config.loss] in WITHOUT_NEGATIVES:
             return lambda row: None
         if config.negatives == "popularity":

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import fastcl
 import fastcl.distributed
-from fastcl.recsys.data import Histories
+from fastcl.recsys.data import PAD, Histories
 from fastcl.recsys.models.batching import Unclicked, drawing, log_shares
 
 Draw = Callable[[np.ndarray], np.ndarray]  # the row of `train` of each of a batch's positions [n] -> int64 items
@@ -120,11 +120,11 @@ def sampled_softmax(hidden: Tensor, items: Scored, target: Tensor, negative: Ten
 
 def binary(hidden: Tensor, items: Scored, target: Tensor, negative: Tensor) -> Tensor:
     """-log sigmoid(target) - log(1 - sigmoid(negative)), with an unclicked item `negative` [n] for each position
-    (Kang & McAuley 2018, Eq. 6).
+    (Kang & McAuley 2018, Eq. 6). A history that holds every item has no such item, but padding, which adds nothing.
     """
     up = (hidden * items.rows(target)).sum(-1) + items.bias(target)
     down = (hidden * items.rows(negative)).sum(-1) + items.bias(negative)
-    return (F.softplus(-up) + F.softplus(down)).mean()
+    return (F.softplus(-up) + F.softplus(down).masked_fill(negative == PAD, 0.0)).mean()
 
 
 def generalised_binary(hidden: Tensor, items: Scored, target: Tensor, negative: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ def fit(
                     schedule,
                     validates=len(split.valid) > 0,
                     learns=model.learns,
-                    batches=model.steps(split.train),
+                    batches=model.usual_steps(split.train),
                 ),
                 precision=precision,
                 accumulate=accumulate,

@@ -1,8 +1,8 @@
 """One epoch of training: turns batches into optimiser steps, with a schedule of the learning rate, mixed precision,
 several batches per step and several processes.
 
-It uses only the methods `batches`, `steps`, `targets`, `begins_stage`, `parts` and `after_step` of models. It does not
-validate and touches no files.
+It uses only the methods `batches`, `steps`, `targets`, `begins_stage`, `parts`, `after_update` and `after_step` of
+models. It does not validate and touches no files.
 """
 
 import itertools
@@ -168,6 +168,7 @@ def step(run: Run, batches: list[Any]) -> Tensor:
                 parameter.grad /= sums[-1]
     optimizer.step()
     optimizer.step_rows(1.0 if alone else 1.0 / float(sums[-1]))
+    model.after_update()
     _after_step(run, batches[-1], weights[-1])
     return sums[:-1] / sums[-1]
 

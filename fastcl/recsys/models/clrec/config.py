@@ -77,7 +77,7 @@ class CLRecConfig:
     momentum: float = setting(
         0.0,
         """Above 0, queued vectors come from encoders that follow the trained ones: momentum * old + (1 - momentum) *
-        new at each step (MoCo, He et al. 2020, has 0.999). The batch's own positives still learn.""",
+        new after each batch (MoCo, He et al. 2020, has 0.999). The batch's own positives still learn.""",
     )
     features: str = setting(
         "everywhere",

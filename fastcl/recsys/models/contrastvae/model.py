@@ -193,7 +193,7 @@ class ContrastVAE(Model):
         """The number of positions of the first view that the loss averages."""
         return int((batch[0].target != PAD).sum())
 
-    def after_step(self, batch: tuple[View, ...]) -> None:
+    def after_update(self) -> None:
         self.step += 1
 
     def steps(self, train: Histories) -> int:
