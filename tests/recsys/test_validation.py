@@ -94,7 +94,6 @@ QUESTIONS: dict[str, Any] = {
 def test_ranks_of_a_cut_table_are_those_of_the_whole_one(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(validation, "CHUNK", 8)
     # Other numbers for the 51 and 52 rows of two processes.
     monkeypatch.setattr(validation, "rows_at_once", lambda items: 363 // items)
     found = of_processes(

@@ -116,7 +116,7 @@ def wanted_vectors(vectors: torch.Tensor | None, metrics: Metrics) -> torch.Tens
 
 
 def rows_at_once(items: int) -> int:
-    """How many rows of scores of so many items are computed and ranked together.
+    """How many rows of scores of so many items are computed and ranked together, as measured on processors.
 
     Large matrices leave the processor's cache, and the C library fetches each of them anew from the system, which takes
     as long as the product. Fewer rows read the item table more often.

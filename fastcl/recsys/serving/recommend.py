@@ -22,7 +22,7 @@ from fastcl.recsys.models.base import check_model
 from fastcl.recsys.options import one_of
 from fastcl.recsys.serving.index import ItemIndex, check_belongs, open_index, suits, top_k_by
 
-MAX_CHUNK = 256  # the most histories that are scored at once; more are not faster
+MAX_CHUNK = 256  # histories that are encoded or looked up at once
 
 Row = list[tuple[str, float]]  # (external id, score), best first
 
@@ -288,7 +288,7 @@ def _ranked(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     if index is not None and isinstance(scorer, Model) and suits(index, allowed):
         return _found(index, scorer, histories, k, seen, allowed)
-    return _chunks(scorer, histories, k, seen, min(MAX_CHUNK, rows_at_once(len(allowed))), allowed)
+    return _chunks(scorer, histories, k, seen, rows_at_once(len(allowed)), allowed)
 
 
 def _allowed(items: Items, only: Sequence[str] | None, without: Sequence[str]) -> torch.Tensor:

@@ -29,7 +29,6 @@ from fastcl.recsys.training.state import Settings
 # (benchmarks/bench_scale.py), so that this is five minutes of it.
 SCORES = 10**10
 FEWEST = 1_000  # cases; the standard error of a recall of 0.1 is then 0.0095
-CHUNK = 256  # the most cases that are scored at once
 
 
 def with_sample(settings: Settings, split: Split) -> Settings:
@@ -119,7 +118,7 @@ def rank_shared(model: Model, optimizer: RowAdam, cases: Cases, counts: np.ndarr
     with torch.inference_mode(), frozen(model), optimizer.own_rows():
         table = _Shard(model)
         # Processes may differ by an item, and must not differ in this.
-        size = min(CHUNK, rows_at_once(1 + -(-len(model.items) // processes.count())))
+        size = rows_at_once(1 + -(-len(model.items) // processes.count()))
         for begin in range(0, len(cases), size):
             part = cases.take(np.arange(begin, min(begin + size, len(cases))))
             query = _queries(model, optimizer, part.history, settings.lr)
