@@ -24,8 +24,9 @@ from fastcl.recsys.data import (
 from fastcl.recsys.data.growing import grown
 from fastcl.recsys.data.later import Later, LaterReport, later
 from fastcl.recsys.data.merging import merge
+from fastcl.recsys.data.padded import Padded
 from fastcl.recsys.data.preparing import prepare
-from fastcl.recsys.data.scoring import Padded, frozen
+from fastcl.recsys.data.scoring import frozen
 from fastcl.recsys.evaluation.comparison import compare
 from fastcl.recsys.evaluation.groups import by_group
 from fastcl.recsys.evaluation.ranking import evaluate, rank_cases, top_k

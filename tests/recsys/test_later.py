@@ -25,7 +25,7 @@ from fastcl.recsys import (
     robustness,
 )
 from fastcl.recsys.cli import main
-from fastcl.recsys.data.scoring import Padded
+from fastcl.recsys.data.padded import Padded
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

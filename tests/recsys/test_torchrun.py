@@ -33,6 +33,8 @@ from fastcl.recsys import (
     load,
 )
 from fastcl.recsys.models.batching import TOGETHER, Spans, batched
+from fastcl.recsys.training import loop
+from fastcl.recsys.training.state import Settings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -204,6 +206,22 @@ def test_an_empty_share_of_a_batch_has_no_targets(model_class: Any, options: dic
         counts.append([model.targets(batch) for batch in model.batches(train, np.random.default_rng(0))])
     assert len({len(share) for share in counts}) == 1
     assert min(min(share) for share in counts) == 0 < min(map(sum, zip(*counts, strict=True)))
+
+
+def test_a_process_counts_a_step_without_targets_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which the other process has, so that both go on with the same weight of the KL divergence."""
+    rows = np.random.default_rng(0).integers(1, 31, (9, 4)).tolist()
+    items = Items(tuple(f"i{n}" for n in range(30)))
+    split = Interactions(items, tuple(map(str, range(9))), Histories.from_lists(rows)).split()
+    model = ContrastVAE(items, dim=8, batch=4)
+    run = loop.new_run(model, split, Settings(1, 1e-3))
+    batch = next(iter(model.batches(split.train, np.random.default_rng(0))))
+    others = {"count": lambda: 2, "add": lambda sums: sums + 1.0, "add_gradients": lambda parameters: None}
+    for name, function in others.items():
+        monkeypatch.setattr(loop.processes, name, function)
+    monkeypatch.setattr(model, "targets", lambda batch: 0)
+    loop.step(run, [batch])
+    assert model.step == 1
 
 
 @pytest.mark.parametrize("together", [1, TOGETHER])

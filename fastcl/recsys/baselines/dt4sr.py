@@ -4,6 +4,7 @@ Transformer gives the mean and another the variance of the state after each clic
 This file has the Transformers; gaussian.py has the scores.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from fastcl.recsys.options import at_least
 from fastcl.recsys.settings import setting
 
 FORMS = ("official", "paper")
+Norm = functools.partial(nn.LayerNorm, eps=1e-8)
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,6 @@ class DT4SRConfig(GaussianConfig):
         check_heads(self)
 
 
-class Norm(nn.LayerNorm):
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, eps=1e-8)
-
-
 class Block(nn.Module):
     """Causal attention whose queries alone are normalised and are what the residual adds; then an FFN. The sum of each
     with its residual is normalised. Dropout is that of the attention weights alone.
@@ -56,7 +53,8 @@ class Block(nn.Module):
         dim, official = config.dim, config.form == "official"
         self.heads = config.heads
         self.query, self.key, self.value = (nn.Linear(dim, dim) for _ in range(3))
-        self.feed = nn.Sequential(nn.Linear(dim, dim), nn.ELU(), nn.Linear(dim, dim), *[nn.ELU()] * official)
+        last = [nn.ELU()] if official else []
+        self.feed = nn.Sequential(nn.Linear(dim, dim), nn.ELU(), nn.Linear(dim, dim), *last)
         self.norm_query, self.norm_attention, self.norm_feed = (Norm(dim) for _ in range(3))
         self.active: nn.Module = nn.ELU() if official else nn.Identity()
         self.dropout = Dropout(config.dropout)

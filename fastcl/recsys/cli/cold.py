@@ -10,7 +10,7 @@ import torch
 from fastcl.recsys.cli.runs import Run
 from fastcl.recsys.data import Scorer, Split
 from fastcl.recsys.data.later import Later, later
-from fastcl.recsys.data.scoring import Padded
+from fastcl.recsys.data.padded import Padded
 from fastcl.recsys.data.source import Source
 from fastcl.recsys.evaluation.ranking import evaluate
 from fastcl.recsys.models import Model

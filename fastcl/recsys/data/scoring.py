@@ -1,19 +1,17 @@
-"""A block in which a model is in eval mode and encodes its items once, which every function that scores opens; and a
-model as the scorer of a larger item table.
+"""A block in which a model is in eval mode and encodes its items once. Every function that scores opens such a block.
 
-Nothing here computes a score.
+Nothing here scores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import Lock, RLock
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -127,28 +125,3 @@ def _difference(own: Items, theirs: Items) -> str:
     at = next(k for k, pair in enumerate(zip(own.ids, theirs.ids, strict=True)) if pair[0] != pair[1])
     alike = "the same in another order" if set(own.ids) == set(theirs.ids) else "others"
     return f"got {alike}: item {at + 1} is {theirs.ids[at]!r}, not {own.ids[at]!r}"
-
-
-class Padded:
-    """A scorer of a larger item table that a model does not know: further items are passed over in histories and have
-    the score -inf, so that they are never recommended.
-
-    items: the items of `scorer`, then others. A history needs an item that the scorer knows.
-    """
-
-    def __init__(self, scorer: Any, items: Items) -> None:
-        self.scorer, self.items, self.known = scorer, items, len(scorer.items)
-
-    def readable(self, histories: Histories) -> Histories:
-        """The histories without the items that the scorer passes over."""
-        keep = histories.item <= self.known
-        before = np.append(0, np.cumsum(keep))
-        time = None if histories.time is None else histories.time[keep]
-        offsets = before[histories.offsets].astype(np.int64)
-        return Histories(offsets, histories.item[keep], time, histories.items, histories.users)
-
-    def scores(self, histories: Histories) -> Tensor:
-        """float32 [B, I+1]"""
-        own = replace(self.readable(histories), items=self.scorer.items)
-        scores: Tensor = self.scorer.scores(own)
-        return nn.functional.pad(scores, (0, len(self.items) - self.known), value=-torch.inf)

@@ -156,7 +156,7 @@ def rank_cases(
     (2345, 23450)
     """
     k = cutoffs(k)
-    _check_options(seen, 1 if chunk is None else chunk)
+    _check_options(seen, chunk)
     _check_protocol(protocol)
     if memory < 1:
         raise ValueError(f"memory: expected at least 1 byte, got {memory}")
@@ -253,7 +253,7 @@ def top_k(
     [[2, 3]]
     """
     k = cutoff(k)
-    _check_options(seen, 1)
+    _check_options(seen)
     masked = mask_seen(scores, history, seen)
     if allowed is not None:
         masked[:, ~allowed.to(masked.device)] = -torch.inf
@@ -352,10 +352,10 @@ def _chunks(count: int, chunk: int) -> list[np.ndarray]:
     return [np.arange(start, min(start + chunk, count)) for start in range(0, count, chunk)]
 
 
-def _check_options(seen: str, chunk: int) -> None:
+def _check_options(seen: str, chunk: int | None = None) -> None:
     if seen not in SEEN:
         raise ValueError(f"seen: expected one of {', '.join(map(repr, SEEN))}, got {seen!r}")
-    if chunk < 1:
+    if chunk is not None and chunk < 1:
         raise ValueError(f"chunk: expected at least 1, got {chunk}")
 
 

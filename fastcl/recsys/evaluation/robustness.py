@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from fastcl.recsys.data import Cases, Histories, Scorer
-from fastcl.recsys.data.scoring import Padded, frozen
+from fastcl.recsys.data.padded import Padded
+from fastcl.recsys.data.scoring import frozen
 from fastcl.recsys.evaluation.cutoffs import Cutoffs
 from fastcl.recsys.evaluation.measures import measure
 from fastcl.recsys.evaluation.ranking import MEMORY, SEEN, rank_cases, train_counts

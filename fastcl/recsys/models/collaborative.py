@@ -38,20 +38,24 @@ def of_random_users(train: Histories, rng: np.random.Generator) -> np.ndarray:
     return train.offsets[row] + rng.integers(train.lengths[row])
 
 
-# The clicks of an epoch in their order, int64 indices of train.item; as many as there are.
-SAMPLING: dict[str, Callable[[Histories, np.random.Generator], np.ndarray]] = {
-    "clicks": every_click,
-    "users": of_random_users,
-}
-
-
-def by_users(train: Histories) -> np.ndarray:
+def often_of_users(train: Histories) -> np.ndarray:
     found: np.ndarray = len(train.item) / np.count_nonzero(train.lengths) / np.repeat(train.lengths, train.lengths)
     return found
 
 
-# How often each click is in an epoch on average, [P]; None: once.
-OFTEN: dict[str, Callable[[Histories], np.ndarray | None]] = {"clicks": lambda train: None, "users": by_users}
+class Sampling(NamedTuple):
+    """order: the clicks of an epoch in their order, int64 indices of train.item, as many as there are. often: how often
+    each click is among them on average, [P]; None: once.
+    """
+
+    order: Callable[[Histories, np.random.Generator], np.ndarray]
+    often: Callable[[Histories], np.ndarray | None]
+
+
+SAMPLING = {
+    "clicks": Sampling(every_click, lambda train: None),
+    "users": Sampling(of_random_users, often_of_users),
+}
 PER = ("batch", "row")
 
 
@@ -221,7 +225,7 @@ class Collaborative(UserModel):
         config = self.config
         draw = self._sampler(train, rng)
         row = np.repeat(np.arange(len(train)), train.lengths)
-        order = SAMPLING[config.sampling](train, rng)
+        order = SAMPLING[config.sampling].order(train, rng)
         first, step = self.share
         for begin in range(0, len(order), config.batch):
             clicks = order[begin : begin + config.batch]
@@ -236,7 +240,7 @@ class Collaborative(UserModel):
         """A function that draws a batch's negatives, given the rows of its users. Sets `log_q`."""
         config, items = self.config, len(self.items)
         if config.negatives != "uniform":
-            often = OFTEN[config.sampling](train) if config.negatives == "batch" else None
+            often = SAMPLING[config.sampling].often(train) if config.negatives == "batch" else None
             self.log_q[1:] = log_shares(train, items, often).to(self.device)
         if config.negatives == "batch" or LOSSES[config.loss] in WITHOUT_NEGATIVES:
             return lambda row: None
