@@ -15,7 +15,7 @@ from fastcl.registry import Loss
 class LossModule(nn.Module):
     """The settings of a loss as attributes: parameters and modules are registered, other tensors are buffers."""
 
-    settings: tuple[str, ...] = ()  # the names of the settings that were given
+    settings: tuple[str, ...] = ()  # the names of all settings of the loss
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class LossModule(nn.Module):
         temperature = given.arguments.get("temperature")
         if temperature is not None and not isinstance(temperature, Tensor):
             positive_number("temperature", temperature)
-        self.settings = tuple(name for name, value in given.arguments.items() if value is not None)
+        self.settings = tuple(given.arguments)
         for name in self.settings:
             value = given.arguments[name]
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
@@ -39,7 +39,8 @@ class LossModule(nn.Module):
 
     def extra_repr(self) -> str:
         values = [(name, getattr(self, name)) for name in self.settings]
-        return ", ".join(f"{name}={_shown(value)}" for name, value in values if not isinstance(value, nn.Module))
+        shown = [(name, value) for name, value in values if value is not None and not isinstance(value, nn.Module)]
+        return ", ".join(f"{name}={_shown(value)}" for name, value in shown)
 
 
 def _shown(value: Any) -> str:

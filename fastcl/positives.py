@@ -161,6 +161,8 @@ def multi_positive(
     check_weight(weight, n, device)
     if positive_weight is not None:
         check_tensor("positive_weight", positive_weight, tuple(owner.shape), device)
+        if readable(positive_weight) and (positive_weight < 0).any():
+            raise ValueError(f"positive_weight: expected values >= 0, got {positive_weight.min().item()}")
     if not callable(form):
         raise TypeError(f"form: expected a function of Positives, got {type(form).__name__}")
     if readable(owner) and owner.numel():

@@ -84,6 +84,14 @@ def test_a_call_has_precedence_over_the_settings() -> None:
     assert torch.equal(module(X, Y), fastcl.infonce(X, Y, temperature=0.2, reduction="sum"))
 
 
+def test_settings_may_be_given_later() -> None:
+    module = fastcl.nn.InfoNCE(log_q=None)
+    module.log_q = torch.arange(6.0)
+    assert torch.equal(module(X, Y), fastcl.infonce(X, Y, log_q=torch.arange(6.0)))
+    module.log_q = None
+    assert torch.equal(module(X, Y), fastcl.infonce(X, Y))
+
+
 X, Y = (torch.randn(6, 4, generator=torch.Generator().manual_seed(i)) for i in range(2))
 LABELS = torch.tensor([0, 2, 1, 2, 2, 0])
 WEIGHT = torch.rand(6, generator=torch.Generator().manual_seed(0))

@@ -196,6 +196,7 @@ def test_what_they_come_down_to() -> None:
         ({"form": lambda rows: rows.lse.sum()}, ValueError, r"form.*\[3\]"),
         ({"in_batch": False}, ValueError, "in_batch"),
         ({"positive_weight": torch.ones(2)}, ValueError, "positive_weight"),
+        ({"positive_weight": torch.tensor([1.0, -2.0, 0.0])}, ValueError, "positive_weight: .*>= 0, got -2.0"),
         ({"negative_keys": torch.ones(3, 2, 4)}, ValueError, "negative_keys"),
     ],
 )

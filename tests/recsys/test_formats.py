@@ -260,6 +260,9 @@ def test_what_is_not_read_says_what_it_is(
         ({"item_features": "i", "item_delimiter": '"'}, ValueError, "^item_delimiter: expected a text"),
         ({"item_features": "i", "item_delimiter": ""}, ValueError, "^item_delimiter: expected a text"),
         ({"item_features": "i", "item_columns": "a,b"}, TypeError, "^item_columns: expected a sequence of texts"),
+        ({"item_features": "i", "feature_columns": "ab"}, TypeError, "^feature_columns: expected a sequence of texts"),
+        ({"item_features": "i", "feature_columns": {"a"}}, TypeError, "^feature_columns: expected a sequence of texts"),
+        ({"item_features": "i", "feature_columns": 7}, TypeError, "^feature_columns: expected a sequence of texts"),
     ],
 )  # fmt: skip
 def test_options_that_contradict_or_mean_nothing_are_refused_before_the_file_is_opened(

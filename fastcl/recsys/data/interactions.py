@@ -14,7 +14,7 @@ import numpy as np
 from fastcl.recsys.data import features, prepared, splits
 from fastcl.recsys.data.containers import Histories, Items, Split, by_row, with_origin
 from fastcl.recsys.data.reading.collector import Log
-from fastcl.recsys.data.reading.formats import Form, ItemForm, Options, refuse_unused
+from fastcl.recsys.data.reading.formats import Form, ItemForm, Options, check_texts, refuse_unused
 from fastcl.recsys.data.reading.sources import Source, read_log
 from fastcl.recsys.data.reports import DataReport, describe
 from fastcl.recsys.options import at_least, between, one_of
@@ -161,6 +161,7 @@ class Interactions:
         [[0, 0], [0, 0], [1, 2]]
         """
         form = Form(format, delimiter, columns, encoding, quote, missing)
+        check_texts("feature_columns", feature_columns)
         return self._with_features(source, form, item, feature_columns, separator, title)
 
     def _with_features(
@@ -307,6 +308,7 @@ def with_items(
         return lambda data: data
     feature_columns, separator, title, format, delimiter, columns, encoding = of_items.values()
     encoding = options.encoding if encoding is None else encoding
+    check_texts("feature_columns", feature_columns)
     form = ItemForm(format, delimiter, columns, encoding, options.quote, options.missing)
     item = options.item
     return lambda data: data._with_features(source, form, item, feature_columns, separator, title)

@@ -6,7 +6,7 @@ One table of formats serves the log and the item features. A file is opened only
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -64,6 +64,14 @@ class Dialect(NamedTuple):
     typed: bool
 
 
+def check_texts(option: str, texts: Any) -> None:
+    """TypeError unless `texts` is None or a sequence of texts."""
+    # A set has no order, which columns need, and JSON holds none.
+    ordered = isinstance(texts, Iterable) and not isinstance(texts, str | Set)
+    if texts is not None and not (ordered and all(isinstance(text, str) for text in texts)):
+        raise TypeError(f"{option}: expected a sequence of texts, got {texts!r}")
+
+
 @dataclass(frozen=True)
 class Form:
     """How a file is written. The values are checked here; `Interactions.read` says what each option means."""
@@ -86,10 +94,8 @@ class Form:
                 raise TypeError(f"{prefix}delimiter: expected a text such as ';' or '::', got {self.delimiter!r}")
             if not self.delimiter or set(self.delimiter) & set("\n\r\"'"):
                 raise ValueError(f"{prefix}delimiter: expected a text such as ';' or '::', got {self.delimiter!r}")
-        for option, words in ((f"{prefix}columns", self.columns), ("missing", self.missing)):
-            # A set has no order, which columns need, and JSON holds none.
-            if words is not None and (isinstance(words, str | Set) or not all(isinstance(word, str) for word in words)):
-                raise TypeError(f"{option}: expected a sequence of texts, got {words!r}")
+        check_texts(f"{prefix}columns", self.columns)
+        check_texts("missing", self.missing)
         try:
             io.TextIOWrapper(io.BytesIO(), encoding=self.encoding)
         except LookupError:
