@@ -21,7 +21,7 @@ def load() -> str:
     if torch.version.cuda is None:
         return f"chunked PyTorch: this torch is not a CUDA build; our kernels are {'' if built else 'not '}built"
     if not built:
-        return "chunked PyTorch: our kernels are not built; install with nvcc (see FASTCL_CUDA in the README)"
+        return "chunked PyTorch: our kernels are not built; install with nvcc (see FASTCL_CUDA in docs/guide/cuda.md)"
     try:
         from fastcl import _C_cuda
     except ImportError as error:

@@ -19,7 +19,8 @@ class NTXentLoss(nn.Module):
     """`lightly.loss.NTXentLoss`. The result has the dtype of out0.
 
     Differs on purpose: the memory bank is a `fastcl.NegativeQueue`. It keeps every key, also where a batch crosses the
-    end of the bank, and it is in the state dict. A temperature below 0 is refused.
+    end of the bank, and it is in the state dict. A bank without a width has that of the first batch. A temperature
+    below 0 is refused.
     """
 
     def __init__(
@@ -31,8 +32,10 @@ class NTXentLoss(nn.Module):
             raise ValueError(f"temperature: expected at least 1e-8, got {temperature}")
         self.temperature, self.gather_distributed = temperature, gather_distributed
         self.size = (memory_bank_size,) if isinstance(memory_bank_size, int) else tuple(memory_bank_size)
-        if any(size < 0 for size in self.size):
-            raise ValueError(f"memory_bank_size: expected at least 0, got {memory_bank_size}")
+        if any(size < 0 for size in self.size) or len(self.size) not in (1, 2):
+            raise ValueError(
+                f"memory_bank_size: expected a size, or a size and a width, of at least 0, got {memory_bank_size}"
+            )
         self.memory_bank = self._filled(self.size[1]) if self.size[0] and len(self.size) > 1 else None
 
     def _filled(self, dim: int) -> NegativeQueue:
@@ -54,7 +57,7 @@ class NTXentLoss(nn.Module):
             self.memory_bank = self._filled(out0.shape[1])
         self.memory_bank.to(out0.device)  # a module without weights may not have been moved
         loss = infonce(out0, out1, temperature=self.temperature, in_batch=False, queue=self.memory_bank)
-        if out0.requires_grad:
+        if out0.requires_grad and torch.is_grad_enabled():
             keys = F.normalize(out1.detach(), dim=1)
             self.memory_bank.push(*(rows_of_all(keys) if self.gather_distributed else (keys,)))
         return loss.to(out0.dtype)

@@ -14,6 +14,13 @@ Scale = Tensor | float
 Result = Tensor | dict[str, Tensor]
 
 
+def _scalar(scale: Scale) -> Scale:
+    """The scale as a number or a 0-d tensor of at least float32. open_clip also makes scales of shape [1]."""
+    if not isinstance(scale, Tensor):
+        return scale
+    return scale.reshape(()).to(torch.promote_types(scale.dtype, torch.float32))
+
+
 class ClipLoss(nn.Module):
     """`open_clip.ClipLoss`. The result has the dtype of image_features.
 
@@ -27,8 +34,11 @@ class ClipLoss(nn.Module):
         cache_labels: bool = False,
         rank: int = 0,
         world_size: int = 1,
+        use_horovod: bool = False,
     ) -> None:
         super().__init__()
+        if use_horovod:
+            raise ValueError("use_horovod: expected False, since fastcl gathers by torch.distributed, got True")
         self.local_loss, self.gather_with_grad, self.cache_labels = local_loss, gather_with_grad, cache_labels
         self.rank, self.world_size = rank, world_size
 
@@ -41,7 +51,7 @@ class ClipLoss(nn.Module):
         output_dict: bool = False,
     ) -> Result:
         rows = (image_features, text_features)
-        options: dict[str, Any] = {"temperature": 1 / logit_scale, "normalize": False}
+        options: dict[str, Any] = {"temperature": 1 / _scalar(logit_scale), "normalize": False}
         everything = [self._gathered(x) for x in rows] if self.world_size > 1 else rows
         if self.world_size > 1 and self.local_loss:
             place = torch.arange(len(rows[0]), device=rows[0].device) + self.rank * len(rows[0])
@@ -92,6 +102,7 @@ class SigLipLoss(nn.Module):
         negative_only: bool = False,
     ) -> Tensor:
         """Image i belongs to text i + rank N; the others are negatives, and with negative_only all are."""
+        logit_scale = _scalar(logit_scale)
         n, device = len(image_features), image_features.device
         place = torch.arange(n, device=device) + (self.rank * n if len(text_features) > n else 0)
         bias = torch.as_tensor(0.0 if logit_bias is None else logit_bias, device=device)
@@ -110,6 +121,8 @@ class SigLipLoss(nn.Module):
         logit_bias: Scale | None = None,
         output_dict: bool = False,
     ) -> Result:
+        if len(text_features) != len(image_features):
+            raise ValueError(f"text_features: expected {len(image_features)} rows, as images, got {len(text_features)}")
         texts = gather(text_features) if self.world_size > 1 else text_features
         loss = self._loss(image_features, texts, logit_scale, logit_bias)
         return {"contrastive_loss": loss} if output_dict else loss

@@ -15,6 +15,19 @@ from fastcl.normalize import normalized
 Indices = tuple[Tensor, ...]
 
 
+def as_integers(labels: Tensor, ref_labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels of any dtype as integers that are equal where the labels are."""
+    if not any(x.is_floating_point() or x.dtype == torch.bool for x in (labels, ref_labels)):
+        return labels, ref_labels
+    _, codes = torch.cat([labels, ref_labels]).unique(return_inverse=True)
+    return codes[: len(labels)], codes[len(labels) :]
+
+
+def is_cosine(distance: Any) -> bool:
+    """Whether a distance of the original package is the cosine itself, and neither a power of it nor of other norms."""
+    return type(distance).__name__ == "CosineSimilarity" and (distance.p, distance.power) == (2, 1)
+
+
 def all_positives(labels: Tensor, ref_labels: Tensor, own: Tensor | None) -> Indices:
     """own: int64 [N], the column in which a row meets itself."""
     same = labels[:, None] == ref_labels

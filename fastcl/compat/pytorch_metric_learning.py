@@ -23,10 +23,21 @@ class PairLoss(nn.Module):
     _distinct: Callable[..., Indices]
     _mean: Callable[..., Tensor]
 
-    def __init__(self, temperature: float, distance: Any = None, reducer: Callable[..., Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        temperature: float,
+        distance: Any = None,
+        reducer: Callable[..., Tensor] | None = None,
+        embedding_regularizer: None = None,
+        embedding_reg_weight: float = 1,
+        collect_stats: bool | None = None,
+    ) -> None:
         super().__init__()
+        for name, value in (("embedding_regularizer", embedding_regularizer), ("collect_stats", collect_stats)):
+            if value:
+                raise ValueError(f"{name}: expected None or False, which are all that is taken here, got {value!r}")
         self.temperature, self.reducer = temperature, reducer
-        self.distance = None if type(distance).__name__ == "CosineSimilarity" else distance
+        self.distance = None if pairs.is_cosine(distance) else distance
 
     def forward(
         self,
@@ -36,9 +47,15 @@ class PairLoss(nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        """embeddings [N, D], labels [N], ref_emb [M, D], ref_labels [M]; indices_tuple takes the place of labels."""
-        own = torch.arange(len(embeddings), device=embeddings.device) if ref_emb is None else None
+        """embeddings [N, D], labels [N], ref_emb [M, D], ref_labels [M]; indices_tuple takes the place of labels.
+
+        Where ref_labels is the very tensor `labels`, row i of ref_emb is row i of embeddings, and not its positive.
+        """
         ref, ref_labels = (embeddings, labels) if ref_emb is None else (ref_emb, ref_labels)
+        own = torch.arange(len(embeddings), device=embeddings.device) if ref_labels is labels else None
+        for name, given, rows in (("labels", labels, embeddings), ("ref_labels", ref_labels, ref)):
+            if given is not None and given.shape != (len(rows),):
+                raise ValueError(f"{name}: expected shape [{len(rows)}], got {list(given.shape)}")
         if indices_tuple is not None:
             return self._mined(embeddings, labels, pairs.as_pairs(indices_tuple), ref)
         if labels is None or ref_labels is None:
@@ -49,11 +66,12 @@ class PairLoss(nn.Module):
         """own: int64 [N], the column of ref in which a row meets itself, which is not its positive."""
         if self.distance is not None:
             return self._mined(x, labels, pairs.all_pairs(labels, ref_labels, own), ref)
-        positives = pairs.all_positives(labels, ref_labels, own)
-        lowest, highest = torch.cat([labels, ref_labels]).aminmax() if len(labels) else (0, 0)
+        classes, ref_classes = pairs.as_integers(labels, ref_labels)
+        positives = pairs.all_positives(classes, ref_classes, own)
+        lowest, highest = torch.cat([classes, ref_classes]).aminmax() if len(labels) else (0, 0)
         if not len(positives[0]) or lowest == highest:
             return (x * 0).sum()
-        return self._reduced(x, labels, *self._fused(x, labels, ref, ref_labels, own, positives))
+        return self._reduced(x, labels, *self._fused(x, classes, ref, ref_classes, own, positives))
 
     def _mined(self, x: Tensor, labels: Tensor | None, indices: Indices, ref: Tensor) -> Tensor:
         positives, negatives = indices[:2], indices[2:]
@@ -108,7 +126,7 @@ class SupConLoss(PairLoss):
 
     def _fused(self, x: Tensor, labels: Tensor, ref: Tensor, ref_labels: Tensor, own: Any, positives: Indices) -> Any:
         which = torch.arange(len(x), device=x.device)
-        if ref is x:
+        if ref is x and own is not None:
             return supcon(x, labels, self.temperature, "none"), which, "element"
         q, k = normalized(x), normalized(ref)
         places = None if own is None else torch.arange(len(k), device=k.device)
@@ -116,7 +134,10 @@ class SupConLoss(PairLoss):
         return self._less_mean(lse, dot(q[positives[0]], k[positives[1]]) / self.temperature, positives[0])
 
     def _composed(self, pos: Tensor, neg: Tensor, positives: Indices, negatives: Indices, n: int) -> Any:
-        lse = pairs.lse_by_anchor(torch.cat([pos, neg]), torch.cat([positives[0], negatives[0]]), n)
+        each = torch.cat([torch.stack(positives), torch.stack(negatives)], dim=1)
+        if torch.unique(each, dim=1).shape[1] < each.shape[1]:
+            raise ValueError("indices_tuple: expected pairs that are positive or negative, got one that is both")
+        lse = pairs.lse_by_anchor(torch.cat([pos, neg]), each[0], n)
         return self._less_mean(lse, pos, positives[0])
 
     def _less_mean(self, lse: Tensor, pos: Tensor, anchors: Tensor) -> Any:

@@ -48,6 +48,7 @@ class MultipleNegativesRankingLoss(nn.Module):
         _check("partition_mode", partition_mode, whole or partition_mode == "joint")
         _check("hardness_mode", hardness_mode, hardness_mode in (None, *HARDNESS))
         _check("hardness_strength", hardness_strength, hardness_strength >= 0)
+        _similarity(similarity_fct)
         self.model, self.scale, self.similarity_fct = model, scale, similarity_fct
         self.gather_across_devices, self.directions = gather_across_devices, tuple(directions)
         self.partition_mode, self.hardness_mode = partition_mode, hardness_mode
@@ -68,8 +69,7 @@ class MultipleNegativesRankingLoss(nn.Module):
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
         """embeddings: those of the queries, of their documents and of any number of hard negatives, each [N, D]."""
         _check("sentence_features", f"{len(embeddings)} columns", len(embeddings) > 1)
-        name = getattr(self.similarity_fct, "__name__", "")
-        _check("similarity_fct", name, name in ("cos_sim", "dot_score"))
+        name = _similarity(self.similarity_fct)  # which may have been replaced since
         query, *docs = [normalized(x) for x in embeddings] if name == "cos_sim" else embeddings
         queries, *docs_of_all = rows_of_all(query, *docs) if self.gather_across_devices else (query, *docs)
         place = own_places if self.gather_across_devices else torch.arange
@@ -189,6 +189,13 @@ def _encoder(model: Any, features: dict[str, Any]) -> Callable[..., Tensor]:
     """From a chunk of the tensors to embeddings; what is no tensor goes along as it is."""
     rest = {name: x for name, x in features.items() if not isinstance(x, Tensor)}
     return lambda **chunk: model(chunk | rest)["sentence_embedding"]
+
+
+def _similarity(function: Callable[[Tensor, Tensor], Tensor]) -> str:
+    name = getattr(function, "__name__", "")
+    if name not in ("cos_sim", "dot_score"):
+        raise ValueError(f"similarity_fct: expected cos_sim or dot_score, got {name or function!r}")
+    return name
 
 
 def _check(name: str, value: Any, right: bool) -> None:
