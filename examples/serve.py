@@ -4,6 +4,8 @@ curl localhost:8000/recommend -H 'Content-Type: application/json' -d '{"history"
 """
 
 import argparse
+import json
+from pathlib import Path
 
 import torch
 import uvicorn
@@ -35,5 +37,6 @@ if __name__ == "__main__":
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    with Batcher(load(args.run), threads=args.threads, batch=args.batch) as batcher:
+    seen = json.loads((Path(args.run) / "config.json").read_text()).get("seen", "mask")  # as the run was trained
+    with Batcher(load(args.run), threads=args.threads, batch=args.batch, seen=seen) as batcher:
         uvicorn.run(service(batcher), port=args.port, log_level="warning")

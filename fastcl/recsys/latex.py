@@ -34,4 +34,6 @@ def tabular(header: Sequence[str], rows: Iterable[Sequence[str]], caption: str =
 
 
 def _row(cells: Sequence[str]) -> str:
-    return " & ".join(cells) + r" \\"
+    line = " & ".join(cells) + r" \\"
+    # The command that ends the row above would take these for its arguments.
+    return "{}" + line if line.startswith(("[", "*")) else line

@@ -247,5 +247,5 @@ def _check_no_input(option: str, path: str | Path, inputs: Mapping[str, str | Pa
 def _same(a: str | Path, b: str | Path) -> bool:
     try:
         return os.path.samefile(a, b) and stat.S_ISREG(os.stat(a).st_mode)
-    except OSError:
-        return False
+    except OSError:  # one of them does not exist
+        return _place(a) == _place(b) and not _is_stream(_place(a))

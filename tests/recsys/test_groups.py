@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fastcl.recsys.data import Cases, Feature, Histories, Interactions, Items
 from fastcl.recsys.evaluation.distance import feature_vectors
-from fastcl.recsys.evaluation.groups import by_group
+from fastcl.recsys.evaluation.groups import by_group, check_groups
 from fastcl.recsys.evaluation.measures import measure
 from fastcl.recsys.evaluation.ranking import evaluate, rank_cases
 from fastcl.recsys.evaluation.robustness import delete, replace, robustness
@@ -124,6 +124,12 @@ def test_feature_vectors_need_features() -> None:
         feature_vectors(Items(("a",)))
     vectors = feature_vectors(Items(("a", "b"), features={"f": Feature.from_labels([["x"], []])}))
     assert vectors.tolist() == [[0.0], [1.0], [0.0]]
+
+
+def test_a_feature_with_the_name_of_a_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="by: expected one meaning, got 'length'"):
+        check_groups(["length"], ["length"])
+    check_groups(["length", "brand"], ["popularity", "brand"])
 
 
 def test_frequency_is_that_of_contrastvaes_table_2(data_dir: Path) -> None:

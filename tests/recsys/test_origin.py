@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,19 @@ def test_files_that_are_split_prepared_or_bundled_are_named(place: Path) -> None
     assert trained(Interactions.read("prepared").split())["data"]["path"] == str(place / "prepared")
     assert main.main(["evaluate", "run"]) == 0
     assert bundled("purchases").split().origin["data"] == {"path": "bundled:purchases"}
+
+
+def test_files_of_a_split_are_looked_for_beside_the_data(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part in ("train", "valid", "test"):
+        Path("old").mkdir(exist_ok=True)
+        shutil.copy("log.csv", f"old/{part}.csv")
+    trained(Interactions.presplit("old/train.csv", "old/valid.csv", "old/test.csv"))
+    Path("old").rename("new")
+    assert main.main(["evaluate", "run", "--data", "new/train.csv"]) == 0
+    Path("new/test.csv").unlink()
+    capsys.readouterr()
+    assert main.main(["evaluate", "run", "--data", "new/train.csv"]) == 2
+    assert "the file test of run is not there; it may also lie beside the FILE of --data" in capsys.readouterr().err
 
 
 def test_what_was_no_file_or_is_recorded_otherwise_is_not_named(place: Path) -> None:

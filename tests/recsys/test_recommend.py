@@ -119,6 +119,7 @@ def test_unknown_items_are_skipped_and_counted():
         ([], {"seen": "hide"}, ValueError, "seen: expected one of mask, keep, got 'hide'"),
         ([["i1", "i2"]], {"times": [[1]]}, ValueError, "times: expected as many times as ids"),
         ([["i3"], ["i1", "i2"]], {"times": [[9], [2, 1]]}, ValueError, "numbers that never fall, got 1 in row 1"),
+        ([["i1"]], {"times": [[2**70]]}, TypeError, "times: expected numbers, in the unit"),
         ([["i1"], ["i2"]], {"times": [[1.0], [np.nan]]}, ValueError, "never fall, got nan in row 1"),
     ],
 )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from made import made
+from torch import nn
 
 from benchmarks.paper_ranking import RANKINGS
 from fastcl.recsys import (
@@ -193,6 +195,20 @@ def test_no_dropout_while_scoring_and_every_module_back_in_its_mode(name: str, t
     with pytest.raises(ValueError, match="NaN"):
         evaluate(model, split.test)
     assert [module.training for module in model.modules()] == modes
+
+
+def test_a_module_with_an_attribute_named_scorer_is_itself_what_scores() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scorer = nn.Linear(2, 2)
+
+    own = Own()
+    around = SimpleNamespace(scorer=SimpleNamespace(scorer=own))
+    for given in (own, around):
+        with frozen(given):
+            assert not own.training
+        assert own.training
 
 
 def changes(model: Model, other: Model) -> dict[str, Callable[[], Any]]:

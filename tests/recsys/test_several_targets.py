@@ -24,7 +24,7 @@ from fastcl.recsys import (
 )
 from fastcl.recsys.cli import main
 from fastcl.recsys.data import fingerprints
-from fastcl.recsys.evaluation.measures import measure
+from fastcl.recsys.evaluation.measures import measure, ndcg_of_several
 from fastcl.recsys.reporting.numbers import measured
 
 
@@ -102,6 +102,11 @@ def test_ties_of_several_targets_count_half_also_at_the_cut() -> None:
     asked = Cases(asked.user, asked.history, np.array([3, 5, 6]), asked.counts, np.array([0, 3]))
     # Items 3, 4 and 5 share the places 2 to 4, of which a list of two has room for one.
     assert rank_cases(Fixed(scores), asked, k=(2,)).rank.tolist() == [3.0, 3.0, math.inf]
+
+
+def test_a_cut_off_beyond_all_items_takes_no_memory() -> None:
+    rank, offsets = np.array([2.0, 1.0, 11.0]), np.array([0, 2, 3])
+    assert np.array_equal(ndcg_of_several(rank, offsets, 10**15), ndcg_of_several(rank, offsets, 50))
 
 
 def test_one_target_a_case_is_the_same_either_way() -> None:

@@ -97,6 +97,12 @@ def test_a_run_of_a_study_is_the_run_of_its_settings(file: Path, tmp_path: Path)
     assert found.done[0]["test"]["auc"] == alone["auc"]
 
 
+def test_a_plan_has_the_defaults_of_fit(file: Path) -> None:
+    plan = {"epochs": 1, "schedule": "plateau"}
+    written(file.parent, {**MANIFEST, "runs": [{**MANIFEST["runs"][1], "plan": plan, "vary": {}, "seeds": [0]}]})
+    assert study(file, run=True, progress=False).missing == []
+
+
 def test_what_changes_a_result_changes_the_run() -> None:
     def ids(**changes: Any) -> set[str]:
         return {run["id"] for run in runs({**MANIFEST, **changes})}
@@ -106,6 +112,39 @@ def test_what_changes_a_result_changes_the_run() -> None:
     assert ids(columns=["recall@3"]) == same
     assert not ids(data={"tiny": {"path": "other.csv", "seen": "keep"}}) & same
     assert not ids(data={"tiny": {"path": "log.csv"}}) & same
+
+
+def test_new_columns_are_measured_without_a_training(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only = ["lr 0.01, tiny, seed 1"]
+    assert len(study(file, run=True, only=only, progress=False).missing) == 4
+    paper = {"tiny": {"theirs_1": {"recall": 0.25}}}
+    written(file.parent, {**MANIFEST, "columns": ["recall", "ndcg@3"], "paper": paper})  # without its cut-off
+    found = study(file)
+    assert len(found.missing) == 5
+    monkeypatch.setattr(loop, "epoch", None)
+    found = study(file, run=True, only=only, progress=False)
+    assert len(found.missing) == 4
+    assert [run["test"].keys() for run in found.done] == [{"recall@10", "ndcg@3"}]
+    text = found.to_markdown()
+    assert "|  | seeds | recall@10 | ndcg@3 |" in text
+    assert "| paper: theirs_1 | | 0.2500 |  |" in text
+
+
+def test_seeds_of_different_data_are_refused(file: Path) -> None:
+    study(file, run=True, only=["lr 0.01, tiny, seed 0"], progress=False)
+    log = file.with_name("log.csv")
+    log.write_text(log.read_text() + "u1,i3,9000\n")
+    with pytest.raises(ValueError, match="data: tiny: expected what SASRec, lr 0.01, tiny, seed 0 was trained on"):
+        study(file, run=True, only=["lr 0.01, tiny, seed 1"], progress=False)
+
+
+def test_labels_of_any_text_make_a_table() -> None:
+    given = {"tiny": {"[12] a|b\nc": {"recall@3": 0.5}, "*star": {}}}
+    found = Study({**MANIFEST, "paper": given}, [])
+    assert "| paper: [12] a\\|b c | | 0.5000 |  |  |" in found.to_markdown().splitlines()
+    lines = found.to_latex().splitlines()
+    assert any(line.startswith("{}[12] a|b") for line in lines)
+    assert any(line.startswith("{}*star &") for line in lines)
 
 
 def test_bold_is_above_what_is_given() -> None:
@@ -144,6 +183,10 @@ def test_bold_is_above_what_is_given() -> None:
         ({"runs": [{**MANIFEST["runs"][1], "plan": {"epochs": 1, "lrr": 1}}]}, "plan: expected one of epochs, "),
         ({"data": {"tiny": {"path": "log.csv", "seen": "both"}}}, "data: tiny: seen: expected one of mask, keep"),
         ({"data": {"tiny": {"path": 3}}}, "data: tiny: path: expected text, got 3"),
+        ({"data": {"tiny": {"path": "log.csv", "split": {"how": "none"}}}}, "split: how: expected one of last-one"),
+        ({"data": {"tiny": {"path": "log.csv", "split": {"how": "foo"}}}}, "split: how: expected one of last-one"),
+        ({"data": {"tiny": {"path": "log.csv", "test": "t.csv", "targets": "all"}}}, "columns: expected none without"),
+        ({"runs": [{**MANIFEST["runs"][1], "seeds": [-1]}]}, "seeds: expected at least 0, got -1"),
     ],
 )
 def test_a_manifest_that_cannot_be_worked_through_is_refused(
@@ -172,6 +215,8 @@ def test_the_command(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--run", "--only", "seed 7"], "--only: no run's title contains 'seed 7'; titles are like '"),
         (["--only", "seed 0"], "--only: expected --run with it, got seed 0"),
         (["--csv", str(file)], "--csv: expected another file than the manifest"),
+        (["--csv", str(tmp_path / "study.results.json")], "--csv: expected another file than the file of --results"),
+        (["--csv", "new", "--latex", "./new"], "--latex: expected another file than the file of --csv"),
         (["--results", str(log)], "--results: expected another file than the path of"),
         (["--csv", str(log)], "--csv: expected another file than the path of"),
         (["--latex", str(log)], "--latex: expected another file than the path of"),

@@ -129,6 +129,11 @@ def test_a_trial_whose_loss_is_not_finite_has_failed(split: Split, tmp_path: Pat
         tune(SASRec, split, {**values, "lr": [1e30]}, out=tmp_path / "none", epochs=1, progress=False)
 
 
+def test_a_schedule_has_the_patience_of_fit(split: Split, tmp_path: Path) -> None:
+    found = tune(SASRec, split, {"dim": [4]}, out=tmp_path / "s", epochs=1, schedule="plateau", progress=False)
+    assert [row["state"] for row in found.rows] == ["complete"]
+
+
 def test_combinations_are_drawn_without_repeats() -> None:
     grid = drawn(SASRec, VALUES, None, 0)
     assert len(grid) == 6

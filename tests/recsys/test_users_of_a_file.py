@@ -1,6 +1,7 @@
 """Histories of `recommend --users`: the clicks of the files and those of the run's own data, each once."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -52,6 +53,11 @@ def test_clicks_of_the_training_belong_to_the_histories_of_a_later_file(tmp_path
         assert set(items) == set(IDS) - set(own or ["i1"])
         assert items == [item for item, _ in recommend(model, [own or ["i1"]], k=40)[0]]
     assert set(lists(paths["week"], "--alone")["u0"]) == set(IDS) - {"i30", clicks[9][1]}
+    read, write = os.pipe()  # which can be read once
+    os.write(write, Path(paths["week"]).read_bytes())
+    os.close(write)
+    assert lists(f"/dev/fd/{read}") == found
+    os.close(read)
     own = [paths[name] for name in ("train", "valid", "test")]
     assert lists(*own, "--alone")["u1"] == lists(*own)["u1"]
     # The clicks in the run's other files count too where a part of its files is named.

@@ -190,6 +190,13 @@ def test_the_run_of_a_command_goes_on_and_says_where_it_began(
     assert not torch.allclose(*(load(run).scores(histories)[:, 1:] for run in ("new", "whole")))
     assert main.main(["compare", "whole", "new"]) == 0
     assert f"init=first@{config['init']['sha256'][:8]}" in capsys.readouterr().out
+    assert main.main([*again[:-4], "--seed", "1,2", "--epochs", "1", "-o", "seeds"]) == 0
+    kept = {file: file.read_bytes() for file in Path("seeds").rglob("*") if file.is_file()}
+    capsys.readouterr()
+    over = ["train", "both.csv", "--init", "seeds/seed-1", "--seed", "1,2", "--epochs", "1", "-o", "seeds", "--force"]
+    assert main.main(over) == 2
+    assert "--init: expected a run that is none of those of --seed 1,2" in capsys.readouterr().err
+    assert kept == {file: file.read_bytes() for file in Path("seeds").rglob("*") if file.is_file()}
     for words, text in (
         (["train", "both.csv", "-o", "x"], "--model: expected one of sasrec, "),
         (["train", "both.csv", "--init", "nowhere", "-o", "x"], "--init: nowhere: not a run folder"),

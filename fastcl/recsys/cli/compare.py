@@ -77,7 +77,8 @@ def _text(found: Comparison) -> str:
         count = f"{len(tests)} test{'s' if len(tests) > 1 else ''}"
         told = f"p: paired randomisation test over users, two-sided; p (Holm): corrected for all {count} above"
         levels = "* below 0.05, ** below 0.01, *** below 0.001"
-        whole = "" if all("low" in test for test in found.tests) else "; -: no interval, a figure of all lists together"
+        lacks = "; -: no interval, a figure of all lists together or of one case"
+        whole = "" if all("low" in test for test in found.tests) else lacks
         parts.append(f"{told}; {levels}, at the best value by its largest p against the others{whole}")
     return "\n\n".join(parts)
 

@@ -10,6 +10,7 @@ import torch
 from fastcl.recsys.cli.cold import add_items_option, among_new, on_later
 from fastcl.recsys.cli.runs import add_run_options, holds_out_items, open_runs, repeats, tell
 from fastcl.recsys.data import Scorer, Split
+from fastcl.recsys.data.source import is_pipe
 from fastcl.recsys.evaluation.cutoffs import cutoffs, cutoffs_in, parted
 from fastcl.recsys.evaluation.distance import feature_vectors
 from fastcl.recsys.evaluation.groups import GROUPS, apart, by_group, check_groups
@@ -76,6 +77,8 @@ def run(args: argparse.Namespace) -> None:
     ratios = _ratios(args.robustness)
     if args.items is not None and args.on is None:
         raise ValueError("--items: expected --on FILE with it, whose cases may be of new items")
+    if args.on is not None and args.data is not None and is_pipe(args.data):
+        raise ValueError(f"--data: expected a file beside --on, since it is read twice, got the pipe {args.data}")
     (found_run,), split, seen, notes = open_runs([Path(args.folder)], args)
     model = found_run.model
     scorer: Scorer = model

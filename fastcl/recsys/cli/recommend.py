@@ -157,7 +157,8 @@ def _histories(args: argparse.Namespace, source: Source, trained: str | None) ->
 
     trained: the fingerprint of the run's data in training.
     """
-    data = source.read_clicks(*args.users)
+    logs = {file: source.read_clicks(file) for file in args.users}  # once, since a pipe is gone then
+    data = merge(*logs.values())
     own = [source.data[name] for name in CLICKS if source.data.get(name)]
     places = {Path(file).resolve() for file in own}
     if args.alone or places <= {Path(file).resolve() for file in args.users}:
@@ -175,8 +176,8 @@ def _histories(args: argparse.Namespace, source: Source, trained: str | None) ->
     if _changed(before, source, trained):
         tell([f"{own[0]} has changed since the training: clicks that are no longer in it may be recommended"])
     # Without times, a part of the run's data would be taken for further clicks.
-    others = [file for file in args.users if Path(file).resolve() not in places]
-    whole = of_users(merge(before, source.read_clicks(*others)) if others else before, data.users)
+    others = [log for file, log in logs.items() if Path(file).resolve() not in places]
+    whole = of_users(merge(before, merge(*others)) if others else before, data.users)
     known, clicks = set(before.users) & set(data.users), len(whole.log.item) - len(data.log.item)
     if known:
         count = f"{len(known):,} of {len(data.users):,} users are in the run's data too"

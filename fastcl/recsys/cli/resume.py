@@ -5,6 +5,7 @@ from typing import Any
 
 from fastcl.recsys.cli.runs import run_folders
 from fastcl.recsys.cli.train import print_result
+from fastcl.recsys.data.source import is_pipe
 from fastcl.recsys.training import checkpoint, hooks, processes, trackers
 from fastcl.recsys.training.fit import resume
 from fastcl.recsys.training.state import Progress, Settings
@@ -24,6 +25,8 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     checkpoint.require_safetensors()
     folders = run_folders(args.folder)
+    if len(folders) > 1 and args.data is not None and is_pipe(args.data):
+        raise ValueError(f"--data: expected a file that several runs can read, got the pipe {args.data}")
     with processes.processes(Settings.recorded(checkpoint.read_config(folders[0])).device):
         for folder in folders:
             logs = trackers.all_of(checkpoint.read_config(folder).get("log", []), folder)

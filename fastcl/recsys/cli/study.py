@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcl.recsys.studies.measuring import files_of, read_manifest
-from fastcl.recsys.studies.study import study
+from fastcl.recsys.studies.study import results_of, study
 from fastcl.recsys.training import checkpoint
 from fastcl.recsys.training.threads import add_threads
 from fastcl.recsys.writing import check_output, write_text
@@ -36,11 +36,12 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError(f"--only: expected --run with it, got {' '.join(args.only)}")
     file = Path(args.file)
     inputs: dict[str, str | Path | None] = {"the manifest": file, **files_of(read_manifest(file), file.parent)}
-    for name in ("results", "csv", "latex"):
-        if getattr(args, name):
-            check_output(f"--{name}", getattr(args, name), inputs)
-            inputs[f"the file of --{name}"] = getattr(args, name)
-    found = study(args.file, run=args.work, only=args.only, results=args.results, states=args.states)
+    results = results_of(file, args.results)
+    for name, out in {"results": results, "csv": args.csv, "latex": args.latex}.items():
+        if out:
+            check_output(f"--{name}", out, inputs)
+            inputs[f"the file of --{name}"] = out
+    found = study(args.file, run=args.work, only=args.only, results=results, states=args.states)
     if args.csv:
         write_text(Path(args.csv), found.to_csv())
     if args.latex:

@@ -62,7 +62,7 @@ def add(commands: Any) -> None:
     option("--log", choices=list(TRACKERS), action="append", default=[], help=log)
     option("-o", "--out", required=True, metavar="RUN", help="run folder to write")
     option("--force", action="store_true", help="overwrite a run that is in RUN")
-    option("--json", action="store_true", help="print the result as JSON")
+    option("--json", action="store_true", help="print the result as JSON, one document a run")
     names = {"how": "--split", "split": "--split", "seed": "--split-seed", "tracker": "--log"}
     parser.set_defaults(run=run, names=names)
 
@@ -102,6 +102,9 @@ def run(args: argparse.Namespace) -> None:
     source = source_of(args)
     out = Path(args.out)
     folders = [out] if len(seeds) == 1 else [out / f"seed-{seed}" for seed in seeds]
+    # The first of several runs is written before the weights are read for the second.
+    if args.init is not None and len(folders) > 1 and Path(args.init).resolve() in [each.resolve() for each in folders]:
+        raise ValueError(f"--init: expected a run that is none of those of --seed {args.seed} in -o, got {args.init}")
     with processes.processes(args.device) as device, ExitStack() as stack:
         with processes.together():
             plan = {name: getattr(args, name) for name in names} | {"metric": validation_metric(args.metric)}

@@ -52,7 +52,8 @@ def frozen(scorer: object) -> Iterator[None]:
     >>> model.training
     True
     """
-    scorer = getattr(scorer, "scorer", scorer)
+    while not isinstance(scorer, nn.Module) and hasattr(scorer, "scorer"):
+        scorer = scorer.scorer
     if not isinstance(scorer, nn.Module):
         yield
         return

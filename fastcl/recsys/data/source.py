@@ -62,7 +62,7 @@ class Source:
 
     def to_json(self) -> dict[str, Any]:
         """ "data" and "split" for a config.json. Pipes are marked, since they cannot be read again."""
-        pipes = {name: f"{PIPE}{self.data[name]}" for name in self.files if _is_pipe(self.data[name])}
+        pipes = {name: f"{PIPE}{self.data[name]}" for name in self.files if is_pipe(self.data[name])}
         return {"data": {**self.data, **pipes}, "split": self.how}
 
     @property
@@ -72,15 +72,17 @@ class Source:
 
     def at(self, path: str) -> "Source":
         """The same source with its clicks at another path. Where the name of that path tells no format (a pipe's does
-        not), the format is that of the first path. Item features that are not where they were are looked for beside it.
+        not), the format is that of the first path. The other files that are not where they were (valid, test, item
+        features) are looked for beside it.
         """
         if is_prepared(path):
             return replace(self, data=_checked({**{n: v for n, v in self.data.items() if n not in READ}, "path": path}))
         told = self.data.get("format") or self.data.get("delimiter") or named_format(Path(path)) or Path(path).is_dir()
         alike = {} if told else {"format": named_format(Path(self.data.get("path", "")))}
-        if (features := self.data.get("item_features")) and not Path(features).exists():
-            beside = Path(path).with_name(Path(features).name)
-            alike |= {"item_features": str(beside)} if beside.exists() else {}
+        for name, file in self.files.items():
+            if name != "path" and not Path(file).exists():
+                beside = Path(path).with_name(Path(file).name)
+                alike |= {name: str(beside)} if beside.exists() else {}
         return replace(self, data=_checked({**self.data, "path": path, **alike}))
 
     def read(self) -> Interactions:
@@ -130,8 +132,10 @@ class Source:
             if error.filename is None or self.folder is None:
                 raise  # the text of the error says what is missing: a pipe, or a bundled set
             where = f"the data of {self.folder} is not there; --data FILE says where it is"
-            if error.filename == self.data.get("item_features"):
-                where = f"the item features of {self.folder} are not there; they may also lie beside the FILE of --data"
+            others = {self.data.get(name): name for name in FILES if name != "path"}
+            if error.filename in others:
+                what = f"{others[error.filename].replace('_', ' ')} of {self.folder}"
+                where = f"the file {what} is not there; it may also lie beside the FILE of --data"
             raise FileNotFoundError(f"{error.filename}: {where}") from error
 
     def divide(self, log: Interactions) -> Split:
@@ -159,9 +163,10 @@ class Source:
                 raise FileNotFoundError(f"{what}: {gone}; {hint}")
 
 
-def _is_pipe(path: str) -> bool:
+def is_pipe(path: str) -> bool:
+    """Whether `path` is there and neither a file nor a folder, so that it can be read once only."""
     try:
-        mode = os.stat(path).st_mode
+        mode = os.stat(STDIN if path == "-" else path).st_mode
     except OSError:  # bundled:NAME, or a file that has been removed
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))

@@ -92,10 +92,13 @@ def check_groups(by: Sequence[str], features: Iterable[str] = ()) -> None:
     """TypeError for a bare string; ValueError for a name that is neither in GROUPS nor a feature of the items."""
     if isinstance(by, str):
         raise TypeError(f"by: expected a sequence of names, got the string {by!r}")
+    features = list(features)
     names = [*GROUPS, *(name for name in features if name not in GROUPS)]
     for name in by:
         if name not in names:
             raise ValueError(f"by: expected names among {', '.join(names)}, got {name!r}")
+        if name in GROUPS and name in features:
+            raise ValueError(f"by: expected one meaning, got {name!r}, which is also a feature of the items")
 
 
 def interval(share: float, cases: int) -> tuple[float, float]:

@@ -100,8 +100,9 @@ def ndcg_of_several(rank: np.ndarray, offsets: np.ndarray, k: int) -> np.ndarray
     >>> ndcg_of_several(np.array([2.0, 1.0, 11.0]), np.array([0, 2, 3]), 10).tolist()
     [1.0, 0.0]
     """
-    best = np.cumsum(ndcg(np.arange(1.0, k + 1), k))
-    return np.add.reduceat(ndcg(rank, k), offsets[:-1]) / best[np.minimum(np.diff(offsets), k) - 1]
+    targets = np.minimum(np.diff(offsets), k)
+    best = np.cumsum(ndcg(np.arange(1.0, targets.max() + 1), k))
+    return np.add.reduceat(ndcg(rank, k), offsets[:-1]) / best[targets - 1]
 
 
 def mrr_of_several(rank: np.ndarray, offsets: np.ndarray, k: int) -> np.ndarray:

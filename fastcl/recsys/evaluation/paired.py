@@ -46,7 +46,8 @@ def paired_test(a: np.ndarray, b: np.ndarray, draws: int = DRAWS, seed: int = 0)
     observed one. Else each draw gives every difference a random sign, and p = (1 + #draws with such a mean) /
     (1 + draws).
 
-    Returns "difference", "p", and "low" and "high", the 95% interval of the difference by the normal approximation.
+    Returns "difference", "p", and "low" and "high", the 95% interval of the difference by the normal approximation,
+    where there is more than one user.
 
     >>> found = paired_test(np.array([1.0, 0.5, 1.0, 0.7]), np.array([0.5, 0.5, 0.5, 0.1]), draws=999)
     >>> round(found["difference"], 2), found["p"] > 0.05  # four users decide nothing
@@ -67,8 +68,11 @@ def paired_test(a: np.ndarray, b: np.ndarray, draws: int = DRAWS, seed: int = 0)
             signs = rng.integers(0, 2, (min(block, draws - start), len(moved)), dtype=np.int8)
             as_far += int(_as_far(moved, signs).sum())
         p = (1 + as_far) / (1 + draws)
-    error = float(difference.std(ddof=1) / np.sqrt(len(a))) if len(a) > 1 else float("inf")
-    return {"difference": observed, "p": p, "low": observed - 1.96 * error, "high": observed + 1.96 * error}
+    found = {"difference": observed, "p": p}
+    if len(a) == 1:  # has no interval
+        return found
+    error = float(difference.std(ddof=1) / np.sqrt(len(a)))
+    return {**found, "low": observed - 1.96 * error, "high": observed + 1.96 * error}
 
 
 def _as_far(moved: np.ndarray, signs: np.ndarray) -> np.ndarray:

@@ -73,7 +73,9 @@ def measured(
         if found.shown is not None and name in models:
             numbers["impressions"][name] = tables.shown_shares(found.shown[0], split.counts)
     means = {name: {key: np.mean([g[key] for g in of], axis=0) for key in of[0]} for name, of in gains.items()}
-    numbers["intervals"] = {name: {key: _interval(v) for key, v in of.items()} for name, of in means.items()}
+    numbers["intervals"] = {
+        name: {key: _interval(v) for key, v in of.items() if len(v) > 1} for name, of in means.items()
+    }
     numbers["verdicts"] = _verdicts({name: of[JUDGED] for name, of in means.items()}, list(found_floors))
     best = numbers["verdicts"][0]["floor"]
     first = {group: models[name] for name, group in reversed(named.items())}  # the first seed of each group
@@ -149,8 +151,8 @@ def period(split: Split) -> list[str] | None:
 
 
 def _interval(gains: np.ndarray) -> list[float]:
-    """The 95% interval of the mean over cases, by the normal approximation."""
-    half = 1.96 * float(gains.std(ddof=1)) / np.sqrt(len(gains)) if len(gains) > 1 else float("inf")
+    """The 95% interval of the mean over cases, of which there are two at least, by the normal approximation."""
+    half = 1.96 * float(gains.std(ddof=1)) / np.sqrt(len(gains))
     return [float(gains.mean()) - half, float(gains.mean()) + half]
 
 

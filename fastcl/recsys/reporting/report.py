@@ -186,6 +186,9 @@ def _verdict(found: Mapping[str, Any], look: Look) -> str:
     """One sentence: a model against the best floor, and whether the test cases can tell them apart."""
     name, floor = _named(found["name"], look), _named(found["floor"], look)
     values = f"{found['value']:.4f} against {found['of_floor']:.4f}"
+    if "low" not in found:
+        told = f"cannot be told apart from {floor}, the best floor, in {found['metric']} ({values})"
+        return f"{name} {told}: there is one test case."
     low, high = sorted((abs(found["low"]), abs(found["high"])))
     if found["low"] <= 0.0 <= found["high"]:
         told = f"cannot be told apart from {floor}, the best floor, in {found['metric']} ({values})"

@@ -368,7 +368,7 @@ def _times(times: Sequence[Sequence[float]], offsets: np.ndarray) -> np.ndarray:
         raise ValueError("times: expected as many times as ids in each row, got other lengths")
     try:
         time = number_array([moment for row in times for moment in row])
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"times: expected numbers, in the unit of the training data ({error})") from error
     falls = np.flatnonzero(~(time[1:] >= time[:-1])) + 1
     falls = falls[~np.isin(falls, offsets)]  # a row's first time may be less than the last time of the row above

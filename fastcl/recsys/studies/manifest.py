@@ -94,15 +94,17 @@ def work(
     only: Sequence[str],
     measure: Callable[[Run, Path], Mapping[str, Any]],
     say: Callable[[str], None],
+    finished: Callable[[Run], bool] = lambda found: True,
 ) -> None:
     """Does the missing runs among those that `only` chooses, and writes the results after each.
 
     measure: (run, folder of its state below `states`) -> what the results file gets beside the run. It goes on with a
-    run that the folder holds. say: reports a line.
+    run that the folder holds. say: reports a line. finished: whether a run in the results is to be left as it is.
     """
     for run in chosen(manifest, only):
-        if any(found["id"] == run["id"] for found in read(results)):
+        if any(found["id"] == run["id"] and finished(found) for found in read(results)):
             continue
         say(f"{title(run)} ({run['id']})")
         found = run | dict(measure(run, states / run["id"]))
-        writing.write_text(results, json.dumps({"runs": [*read(results), found]}, indent=1) + "\n")
+        others = [other for other in read(results) if other["id"] != run["id"]]
+        writing.write_text(results, json.dumps({"runs": [*others, found]}, indent=1) + "\n")

@@ -4,7 +4,7 @@ A run is trained by `fit` in a folder of its own, which is an ordinary run folde
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,17 @@ from typing import Any
 from fastcl.recsys import schema
 from fastcl.recsys.data import Split, fingerprints
 from fastcl.recsys.data.source import BUNDLED, Source
-from fastcl.recsys.evaluation.measures import COUNTS
+from fastcl.recsys.data.splits import WAYS
+from fastcl.recsys.evaluation.cutoffs import at_cutoffs
+from fastcl.recsys.evaluation.measures import COUNTS, WITHOUT_K
 from fastcl.recsys.evaluation.ranking import PROTOCOLS, SEEN, evaluate, metric_names
 from fastcl.recsys.models import MODELS
 from fastcl.recsys.models.base import make
-from fastcl.recsys.options import near, one_of
+from fastcl.recsys.options import at_least, near, one_of
 from fastcl.recsys.studies.manifest import Manifest, Run, columns_of, runs, title
 from fastcl.recsys.training import checkpoint
 from fastcl.recsys.training.fit import fit, resume
-from fastcl.recsys.training.state import Settings, validation_metric
+from fastcl.recsys.training.state import Settings, planned, validation_metric
 
 # Arguments of `fit` that a plan may have.
 PLAN = ("epochs", "lr", "patience", "schedule", "precision", "accumulate", "metric", "save_every")
@@ -86,7 +88,23 @@ def read_manifest(path: Path) -> Manifest:
         if run["id"] in ids:
             raise ValueError(f"{path}: {title(run)}: expected other settings than those of {ids[run['id']]}")
         ids[run["id"]] = title(run)
-    return dict(manifest)
+    return _with_cutoffs(manifest)
+
+
+def _with_cutoffs(manifest: Manifest) -> Manifest:
+    """The manifest whose columns have their cut-offs, as the measured metrics have: recall@10 for recall."""
+
+    def of(names: list[str]) -> list[str]:
+        return list(at_cutoffs(names, 10, tuple(WITHOUT_K)))
+
+    own = {data: of(names) for data, names in manifest.get("columns of", {}).items()}
+    renamed = {name: of([name])[0] for data in manifest["data"] for name in columns_of(manifest, data)}
+    def of_row(figures: Mapping[str, float]) -> dict[str, float]:
+        return {renamed.get(name, name): value for name, value in figures.items()}
+
+    paper = manifest.get("paper", {})
+    given = {data: {row: of_row(figures) for row, figures in rows.items()} for data, rows in paper.items()}
+    return {**manifest, "columns": of(manifest["columns"]), "columns of": own, "paper": given}
 
 
 def files_of(manifest: Manifest, beside: Path) -> dict[str, Path]:
@@ -107,15 +125,21 @@ def _check_source(manifest: Manifest, name: str, source: Mapping[str, Any], wher
     schema.fits(source.get("path"), str, f"{where}: path")
     one_of(SEEN, f"{where}: seen", source.get("seen", "mask"))
     one_of(PROTOCOLS, f"{where}: protocol", source.get("protocol", "full"))
-    schema.fits(source.get("split", {}), dict[str, Any], f"{where}: split")
+    how = source.get("split", {})
+    schema.fits(how, dict[str, Any], f"{where}: split")
+    named = how.get("how", "last-one")
+    one_of([way for way in WAYS if way != "none"], f"{where}: split: how", named)  # whose runs cannot be tested
     try:
-        metric_names(columns_of(manifest, name), 10, source.get("protocol", "full"), False)
+        columns = metric_names(columns_of(manifest, name), 10, source.get("protocol", "full"), False)
     except ValueError as error:
         raise ValueError(f"{where}: columns: {str(error).removeprefix('metrics: ')}") from error
+    if source.get("targets") == "all" and (without := [name for name in columns if name in WITHOUT_K]):
+        raise ValueError(f"{where}: columns: expected none without a cut-off beside several targets, got {without[0]}")
 
 
 def _check_run(run: Run, where: str) -> None:
     one_of(MODELS, f"{where}: model", run["model"])
+    at_least(0, f"{where}: seeds", run["seed"])
     plan = _plan(run)
     if "epochs" not in plan:
         raise ValueError(f"{where}: plan: expected a number of epochs, got none")
@@ -124,7 +148,8 @@ def _check_run(run: Run, where: str) -> None:
     try:
         model = MODELS[run["model"]]
         lr = model.learning_rate(model.Config(**_settings(run)), plan.get("lr"))
-        Settings(**{**plan, "lr": lr, "metric": validation_metric(plan.get("metric", "ndcg@10"))})
+        asked = planned(plan["epochs"], plan.get("patience"), plan.get("schedule"), learns=model.learns)
+        Settings(**{**plan, **asked, "lr": lr, "metric": validation_metric(plan.get("metric", "ndcg@10"))})
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
 
@@ -142,13 +167,22 @@ class Measure:
     share is read once.
     """
 
-    def __init__(self, manifest: Manifest, beside: Path, progress: bool) -> None:
-        """beside: the folder from which paths of the manifest are taken."""
-        self._manifest, self._beside, self._progress = manifest, beside, progress
+    def __init__(
+        self, manifest: Manifest, beside: Path, progress: bool, measured: Callable[[], Sequence[Run]] = list
+    ) -> None:
+        """beside: the folder from which paths of the manifest are taken. measured: the runs that were measured."""
+        self._manifest, self._beside, self._progress, self._measured = manifest, beside, progress, measured
         self._splits: dict[str, tuple[Source, Split]] = {}
 
     def __call__(self, run: Run, folder: Path) -> dict[str, Any]:
         source, split = self._read(run["data"])
+        print_of = fingerprints.fingerprint(split)
+        for other in self._measured():
+            if other["source"] == run["source"] and other["data_sha256"] != print_of:
+                raise ValueError(
+                    f"data: {run['data']}: expected what {title(other)} was trained on, got other clicks; "
+                    "give the new data a name of its own in the manifest, or move the file of results away"
+                )
         named = run["source"]
         seen, protocol = named.get("seen", "mask"), named.get("protocol", "full")
         if (folder / "config.json").exists():
@@ -163,7 +197,7 @@ class Measure:
         columns = columns_of(self._manifest, run["data"])
         test = evaluate(checkpoint.load(folder), split.test, seen=seen, protocol=protocol, metrics=columns)
         found["test"] = {name: value for name, value in test.items() if name not in COUNTS}
-        return found | {"data_sha256": fingerprints.fingerprint(split), "versions": checkpoint.versions()}
+        return found | {"data_sha256": print_of, "versions": checkpoint.versions()}
 
     def _read(self, name: str) -> tuple[Source, Split]:
         if name not in self._splits:

@@ -2,9 +2,10 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from fastcl.recsys.studies.manifest import chosen, read, work
+from fastcl.recsys.studies.manifest import Run, chosen, columns_of, read, work
 from fastcl.recsys.studies.measuring import Measure, read_manifest
 from fastcl.recsys.studies.summary import Study
 
@@ -35,7 +36,8 @@ def study(
 
     Args:
         run: do the missing runs. A finished run is never done again: its id is made of its settings and data's path. An
-            interrupted one goes on in its folder.
+            interrupted one goes on in its folder, and one whose folder is there is only tested where the manifest has
+            new columns. Data that has changed since other runs is refused.
         only: with `run`, only the runs whose title contains one of these texts, in their order.
         results: the file of finished runs; None: NAME.results.json beside NAME.json.
         states: the folder of the run folders, which are named by id; None: NAME.runs beside NAME.json.
@@ -47,12 +49,23 @@ def study(
     """
     file = Path(file)
     manifest = read_manifest(file)
-    results = Path(results) if results is not None else file.with_suffix(".results.json")
+    results = results_of(file, results)
     states = Path(states) if states is not None else file.with_suffix(".runs")
     chosen(manifest, only)  # raises before anything is trained
+
+    def finished(found: Run) -> bool:
+        """Whether a run was tested by all columns, to which some may have been added since."""
+        return found["test"].keys() >= set(columns_of(manifest, found["data"]))
+
     if run:
-        work(manifest, results, states, only, Measure(manifest, file.parent, progress), _say if progress else _nothing)
-    return Study(manifest, read(results))
+        measure = Measure(manifest, file.parent, progress, partial(read, results))
+        work(manifest, results, states, only, measure, _say if progress else _nothing, finished)
+    return Study(manifest, read(results), finished)
+
+
+def results_of(file: Path, results: str | Path | None) -> Path:
+    """The file of the finished runs of the manifest `file`: `results`, or for None NAME.results.json beside it."""
+    return file.with_suffix(".results.json") if results is None else Path(results)
 
 
 def _say(line: str) -> None:

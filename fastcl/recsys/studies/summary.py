@@ -6,8 +6,8 @@ Nothing here trains or measures; the figures are those of finished runs (manifes
 import csv
 import io
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fastcl.recsys import latex
@@ -50,15 +50,18 @@ def cell(column: str, found: Sequence[float | None], least: float | None) -> str
 
 @dataclass(frozen=True)
 class Study:
-    """A manifest and its finished runs, by their ids. Each method gives one table for each data set."""
+    """A manifest and its measured runs, by their ids. finished: whether a measured run has all that it is to have. Each
+    method gives one table for each data set.
+    """
 
     manifest: Manifest
     done: Sequence[Run]
+    finished: Callable[[Run], bool] = field(default=lambda found: True, compare=False)
 
     @property
     def missing(self) -> list[str]:
         """The titles of the runs that are not finished."""
-        ids = {run["id"] for run in self.done}
+        ids = {run["id"] for run in self.done if self.finished(run)}
         return [title(run) for run in runs(self.manifest) if run["id"] not in ids]
 
     def rows(self, data: str) -> list[Row]:
@@ -93,7 +96,8 @@ class Study:
             lines += ["", f"**{data}**", "", f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
             for row in self.rows(data):
                 cells = [_markdown(column, cell, row.given or row.done > 0) for column, cell in row.cells.items()]
-                name = f"paper: {row.name} | |" if row.given else f"{row.name} | {_seeds(row)} |"
+                label = " ".join(row.name.split()).replace("|", "\\|")
+                name = f"paper: {label} | |" if row.given else f"{label} | {_seeds(row)} |"
                 lines.append(f"| {name} " + " | ".join(cells) + " |")
             lines += ["", self.manifest["notes"][data]] if data in self.manifest.get("notes", {}) else []
         if any(self.manifest.get("paper", {}).values()):

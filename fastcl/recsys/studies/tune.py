@@ -27,7 +27,7 @@ from fastcl.recsys.options import at_least
 from fastcl.recsys.training import checkpoint, lock, processes, state
 from fastcl.recsys.training.fit import fit, resume
 from fastcl.recsys.training.loop import check_metric
-from fastcl.recsys.training.state import METRICS, Progress, Settings, validation_metric
+from fastcl.recsys.training.state import METRICS, Progress, Settings, planned, validation_metric
 
 PLAN, FAILED, TABLE = "tune.json", "failed.json", "table.csv"
 FORMAT = "fastcl-tune"
@@ -111,7 +111,8 @@ def tune(
         raise ValueError("split: expected validation cases, which decide between the trials, got none")
     check_metric(split, metric)
     place = processes.device_of(device)
-    settings = Settings(epochs, 1.0, seed=seed, metric=metric, device=device, **training)
+    asked = planned(epochs, training.get("patience"), training.get("schedule", "linear"), learns=model.learns)
+    settings = Settings(lr=1.0, seed=seed, metric=metric, device=device, **{**training, **asked})
     combinations = drawn(model, values, trials, seed)
     out = Path(out)
     plan = {
