@@ -224,7 +224,8 @@ def clrec(data: str) -> str:
 
 
 def mineplus(data: str) -> str:
-    """One data set: published rows, then ours: "missing" if no run has finished, bold if above all published ones."""
+    """One data set: published rows, then ours: "missing" if no run has finished, bold if above all published ones. Runs
+    on less than all of train are `curve`'s."""
     manifest, found = study("mineplus")
     columns = columns_of(manifest, data)
     paper = manifest["paper"][data]
@@ -233,11 +234,28 @@ def mineplus(data: str) -> str:
         {"": f"published: {name}", "seeds": ""} | {c: number(c, row[c]) if c in row else "" for c in columns}
         for name, row in paper.items()
     ]
-    labels = dict.fromkeys(run["label"] for run in runs(manifest) if run["data"] == data)
+    labels = dict.fromkeys(run["label"] for run in runs(manifest) if run["data"] == data and run["split"] == "given")
     for label in labels:
         group = found.get((data, label), [])
         cells = {c: seeds_cell(c, [run["test"].get(c) for run in group], best[c]) for c in columns}
         rows.append({"": label, "seeds": str(len(group))} | cells)
+    return markdown(rows)
+
+
+def curve(data: str) -> str:
+    """The runs that hold validation items out, by temperature and lam: figures of validation and of test."""
+    manifest, found = study("mineplus")
+    held = [run for run in runs(manifest) if run["data"] == data and run["split"] == "held-out"]
+    rows = []
+    for run in sorted(held, key=lambda run: (run["options"]["temperature"], run["options"]["lam"])):
+        parts = {"validation": "valid", "test": "test"}
+        done = found.get((data, run["label"]), [])
+        cells = {
+            f"{part} {short}": seeds_cell(metric, [run[place][metric] for run in done], None)
+            for part, place in parts.items()
+            for short, metric in (("R@20", "recall@20"), ("N@20", "ndcg@20"))
+        }
+        rows.append({name: f"{run['options'][name]:g}" for name in ("temperature", "lam")} | cells)
     return markdown(rows)
 
 
@@ -354,6 +372,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "mineplus strangers": strangers,
     "mineplus Gowalla": partial(mineplus, "gowalla"),
     "mineplus Yelp2018": partial(mineplus, "yelp2018"),
+    "mineplus curve Gowalla": partial(curve, "gowalla"),
+    "mineplus curve Yelp2018": partial(curve, "yelp2018"),
     **{f"debias {policy}": partial(simulated, policy, METHODS) for policy in ("popularity", "intents")},
     **{f"debias optima {policy}": partial(optima, policy) for policy in ("popularity", "intents")},
     "debias loop": loop,
