@@ -88,8 +88,11 @@ def sce(
         check_tensor("row_weight", row_weight, (n,), device)
     if isinstance(buckets, Tensor):
         check_tensor("buckets", buckets, ("B", d), device)
-    for name, size in (("buckets", buckets), ("bucket_rows", bucket_rows), ("bucket_classes", bucket_classes)):
-        _check_size(name, size)
+    elif buckets is not None:
+        _check_size("buckets", buckets)
+    if bucket_rows is not None:
+        _check_size("bucket_rows", bucket_rows)
+    _check_size("bucket_classes", bucket_classes)
     ignored = target == as_ignored(ignore_index)
     check_range(target, ignored, c)
 
@@ -152,8 +155,6 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _check_size(name: str, size: object) -> None:
-    if size is None or isinstance(size, Tensor):
-        return
     if isinstance(size, bool) or not isinstance(size, int):
         raise TypeError(f"{name}: expected an int, got {type(size).__name__}")
     if size < 1:

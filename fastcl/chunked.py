@@ -53,8 +53,8 @@ def cached(
 
     Errors: TypeError for an encoder that does not return a tensor, for what is no batch and for a chunk that is no int;
     ValueError for a chunk below 1, for an encoder inside DistributedDataParallel, which would exchange gradients for
-    every chunk, for batch normalisation in training mode, which mixes the rows of a chunk, and for numbers of rows that
-    differ within a batch.
+    every chunk, for batch normalisation in training mode or without running statistics, which mixes the rows of a
+    chunk, and for numbers of rows that differ within a batch.
 
     >>> import torch, fastcl
     >>> encoder = torch.nn.Linear(4, 3)
@@ -73,28 +73,36 @@ class Cached(nn.Module):
 
     def __init__(self, encoder: Any, loss: Callable[..., Any], chunk: int | Split) -> None:
         super().__init__()
-        self.shared = not isinstance(encoder, (list, tuple))
-        self.functions = [encoder] if self.shared else list(encoder)
-        for given in self.functions:
+        self.shared = not isinstance(encoder, (list, tuple, nn.ModuleList))
+        encoders = [encoder] if self.shared else list(encoder)
+        for given in encoders:
             _check_encoder(given)
         if not callable(loss):
             raise TypeError(f"loss: expected a function of embeddings, got {type(loss).__name__}")
         self.split = chunk if callable(chunk) else _row_chunks(chunk)
         self.loss = loss
-        self.encoder = nn.ModuleList([given for given in self.functions if isinstance(given, nn.Module)])
+        # Modules are held here alone, and None in their place below, since torch's tools replace submodules.
+        self.encoder = nn.ModuleList([given for given in encoders if isinstance(given, nn.Module)])
+        self.functions = [None if isinstance(given, nn.Module) else given for given in encoders]
 
     def forward(self, *batches: Batch, **options: Any) -> Any:
-        encoders = self.functions * len(batches) if self.shared else self.functions
+        modules = iter(self.encoder)
+        encoders = [next(modules) if given is None else given for given in self.functions]
+        encoders = encoders * len(batches) if self.shared else encoders
         if len(encoders) != len(batches):
             raise ValueError(f"encoder: expected one for each batch, got {len(encoders)} for {len(batches)} batches")
         return self.loss(*(self._encoded(*pair) for pair in zip(encoders, batches, strict=True)), **options)
 
     def _encoded(self, encoder: Callable[..., Tensor], batch: Batch) -> Tensor:
         for module in encoder.modules() if isinstance(encoder, nn.Module) else ():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+            if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+                continue
+            if module.training or module.running_mean is None:
+                how = "in training mode" if module.training else "without running statistics"
                 raise ValueError(
-                    f"encoder: expected rows that do not depend on each other, got {type(module).__name__} in training "
-                    "mode, whose statistics would be those of a chunk; call its eval() or use another normalisation"
+                    f"encoder: expected rows that do not depend on each other, got {type(module).__name__} {how}, "
+                    "whose statistics would be those of a chunk; use its eval() with running statistics or another "
+                    "normalisation"
                 )
         rows, parts = [], []
         for row, part in self.split(_checked(batch)):
@@ -131,27 +139,29 @@ def token_chunks(most: int, mask: str | int = "attention_mask") -> Split:
     [0] [[5, 6, 7]]
     """
     _at_least_one("most", most)
+    return partial(_by_tokens, most=most, mask=mask)
 
-    def split(batch: Any) -> Iterator[tuple[Tensor, Any]]:
-        try:
-            given = batch[mask]
-        except (KeyError, IndexError, TypeError):
-            raise ValueError(f"mask: expected a tensor [N, L] of the batch, got {mask!r}, which it has not") from None
-        if not isinstance(given, Tensor) or given.dim() != 2:
-            raise ValueError(f"mask: expected a tensor [N, L], got {getattr(given, 'shape', type(given).__name__)}")
-        n, width = given.shape
-        place = torch.arange(1, width + 1, device=given.device)
-        lengths = ((given != 0) * place).amax(1).clamp(min=1) if width else given.new_ones(n)
-        length, order = lengths.sort(stable=True)
-        ends = length.tolist()
-        start = 0
-        for end in range(1, n + 1):
-            if end == n or (end + 1 - start) * ends[end] > most:
-                row = order[start:end]
-                yield row, _each(batch, partial(_cut, row=row, width=width, cut=ends[end - 1]))
-                start = end
 
-    return split
+def _by_tokens(batch: Any, most: int, mask: str | int) -> Iterator[tuple[Tensor, Any]]:
+    try:
+        given = batch[mask]
+    except (KeyError, IndexError, TypeError):
+        raise ValueError(f"mask: expected a tensor [N, L] of the batch, got {mask!r}, which it has not") from None
+    if not isinstance(given, Tensor) or given.dim() != 2:
+        raise ValueError(f"mask: expected a tensor [N, L], got {getattr(given, 'shape', type(given).__name__)}")
+    n, width = given.shape
+    place = torch.arange(1, width + 1, device=given.device)
+    lengths = ((given != 0) * place).amax(1).clamp(min=1) if width else given.new_ones(n, dtype=torch.int64)
+    length, order = lengths.sort(stable=True)
+    if not n:  # one chunk, which has the embeddings' shape
+        yield order, batch
+    ends = length.tolist()
+    start = 0
+    for end in range(1, n + 1):
+        if end == n or (end + 1 - start) * ends[end] > most:
+            row = order[start:end]
+            yield row, _each(batch, partial(_cut, row=row, width=width, cut=ends[end - 1]))
+            start = end
 
 
 def _cut(x: Tensor, row: Tensor, width: int, cut: int) -> Tensor:
@@ -161,14 +171,14 @@ def _cut(x: Tensor, row: Tensor, width: int, cut: int) -> Tensor:
 
 def _row_chunks(size: int) -> Split:
     _at_least_one("chunk", size)
+    return partial(_by_rows, size=size)
 
-    def split(batch: Any) -> Iterator[tuple[Tensor, Any]]:
-        n = len(_tensors(batch)[0])
-        for start in range(0, max(n, 1), size):  # a batch without rows is one chunk, which has the embeddings' shape
-            rows = torch.arange(start, min(start + size, n), device="cpu")
-            yield rows, _each(batch, itemgetter(slice(start, start + size)))
 
-    return split
+def _by_rows(batch: Any, size: int) -> Iterator[tuple[Tensor, Any]]:
+    n = len(_tensors(batch)[0])
+    for start in range(0, max(n, 1), size):  # a batch without rows is one chunk, which has the embeddings' shape
+        rows = torch.arange(start, min(start + size, n), device="cpu")
+        yield rows, _each(batch, itemgetter(slice(start, start + size)))
 
 
 def _at_least_one(name: str, value: Any) -> None:

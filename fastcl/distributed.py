@@ -20,17 +20,18 @@ import torch
 from torch import Tensor
 
 from fastcl.adjust import Adjustments, Cap, Harder, Hardness, Margin, graded
-from fastcl.arithmetic import dot
+from fastcl.arithmetic import compute_dtype, dot
 from fastcl.checks import as_ids, check_tensor, check_weight, learns
 from fastcl.gathering import Gather, rows_and_facts
 from fastcl.library import NONE
+from fastcl.module import LossModule
 from fastcl.negatives import Columns, Evicted, NegativeQueue
 from fastcl.normalize import normalized_together
 from fastcl.registry import formula_of
 from fastcl.ring import Group, RingLse, agree, own_ids
 from fastcl.ring_pairs import ring_siglip as ring_siglip
-from fastcl.rows import Rows, check_batch, inverse, reduced
-from fastcl.segments import Queue, columns_of
+from fastcl.rows import Rows, check_batch, check_symmetric, inverse, reduced
+from fastcl.segments import Negatives, Queue, columns_of
 from fastcl.sharded import sharded_cross_entropy as sharded_cross_entropy
 
 Loss = Callable[..., Tensor]
@@ -44,7 +45,8 @@ def gather(x: Tensor, group: Group = None) -> Tensor:
     big batch. `gathered` and `ring` compute a rank's own rows only.
 
     Args:
-        x: [N_r, ...], any dtype; only N_r may differ between ranks.
+        x: [N_r, ...], any dtype; only N_r may differ between ranks. One with a gradient is float64, float32, bfloat16
+            or float16.
         group: a process group; None: the default group.
 
     Errors: TypeError and ValueError unless x is a tensor with rows. Double backward is not supported.
@@ -73,7 +75,15 @@ def row_ids(count: int, group: Group = None, device: torch.device | str = "cpu")
     True
     >>> dist.destroy_process_group()
     """
-    return own_ids(agree(lambda: (count, "row_ids"), group), torch.device(device), group)
+
+    def checked() -> tuple[int, object]:
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise TypeError(f"count: expected an int, got {type(count).__name__}")
+        if count < 0:
+            raise ValueError(f"count: expected at least 0, got {count}")
+        return count, "row_ids"
+
+    return own_ids(agree(checked, group), torch.device(device), group)
 
 
 class _Anonymous(NamedTuple):
@@ -96,10 +106,23 @@ def _both_directions(one: Loss) -> Loss:
     return loss
 
 
+# What a caller cannot give, since it is made of the keys of all ranks.
+_MADE = ("negative_keys", "negative_mode", "negative_ids", "negative_log_q", "in_batch")
+_INSTEAD = "the keys of all ranks take its place"
+# The advice for losses and options without a local form.
+_ELSE = "over all ranks, call the loss with gathered arguments: loss(fastcl.distributed.gather(x), ...)"
+
+
 def _refuse(options: dict[str, Any], names: tuple[str, ...], why: str) -> None:
     for name in names:
         if options.get(name) is not None:
             raise ValueError(f"{name}: expected none, {why}, got one")
+
+
+def _refuse_module(loss: Any) -> None:
+    if isinstance(loss, LossModule):
+        name = type(loss).__name__
+        raise TypeError(f"loss: expected a function such as fastcl.infonce, whose call takes settings, got nn.{name}")
 
 
 def _call_without_rows(loss: Loss, query: Tensor, positive_key: Tensor, options: dict[str, Any]) -> None:
@@ -107,9 +130,12 @@ def _call_without_rows(loss: Loss, query: Tensor, positive_key: Tensor, options:
     inspect.signature(loss).bind(query, positive_key, **options)
     # Functions (`weight_fn`) are left out, since they may need rows. A queue is callable too, as all modules are.
     given = {name: value for name, value in options.items() if name == "queue" or not callable(value)}
-    no_rows = {name: x[:0] if isinstance(x, Tensor) and x.dim() else x for name, x in given.items()}
+    # An option of another length is a mistake, or belongs to a formula of the caller's: the loss sees it with all rows.
+    if all(len(x) == len(query) for x in given.values() if isinstance(x, Tensor) and x.dim()):
+        given = {name: x[:0] if isinstance(x, Tensor) and x.dim() else x for name, x in given.items()}
+        query, positive_key = query[:0], positive_key[:0]
     with torch.no_grad():
-        loss(query[:0], positive_key[:0], **no_rows)
+        loss(query, positive_key, **given)
 
 
 def _columns(
@@ -126,9 +152,10 @@ def _columns(
 
     options: the loss's other arguments; numbers and names among them must be equal on all ranks.
     """
-    for name, value in (("queue", queue), ("log_q", log_q)):
-        if symmetric and value is not None:
-            raise ValueError(f"symmetric: expected no {name}, which has no other direction, got {name} as well")
+    if symmetric:
+        given = Negatives(None, None, queue, None, None, log_q, None)
+        check_symmetric(given, options.get("temperature", 1.0))
+    _refuse(options, ("group",), f"since its rows may lie on several ranks ({_ELSE})")
     check_tensor("positive_key", positive_key, ("N", "D"))
     n, device = positive_key.shape[0], positive_key.device
     if log_q is not None:
@@ -139,16 +166,13 @@ def _columns(
     rows, keys = rows_and_facts("positive_key", positive_key)
     numbers = sorted((k, v) for k, v in options.items() if isinstance(v, (bool, int, float, str)))
     named = {"ids": ids is not None, "log_q": None if log_q is None else (log_q.dtype, learns(log_q))}
-    return rows, (getattr(loss, "__name__", ""), symmetric, keys, named, numbers)
+    # The gradients of the keys travel in the dtype of the loss, which the query has a part in.
+    return rows, (getattr(loss, "__name__", ""), symmetric, keys, compute_dtype(query, positive_key), named, numbers)
 
 
 def _share(sizes: list[int], reduction: str) -> float:
     """The factor of this rank's sum; the module's docstring explains it (Scale)."""
     return len(sizes) / ((sum(sizes) or 1) if reduction == "mean" else 1)
-
-
-# The advice for losses without a local form.
-_ELSE = "over all ranks, call the loss with gathered arguments: loss(fastcl.distributed.gather(x), ...)"
 
 
 def gathered(loss: Loss, group: Group = None) -> Loss:
@@ -164,7 +188,9 @@ def gathered(loss: Loss, group: Group = None) -> Loss:
     ranks times their sum, so that the mean over ranks is the loss of the big batch; "none" returns this rank's rows.
 
     Weights that depend on the whole batch (`fastcl.dclw`) see this rank's rows only. negative_keys with their ids and
-    log q, and in_batch, raise ValueError, since the gathered keys take their place.
+    log q, and in_batch, raise ValueError, since the gathered keys take their place, and so does the `group` of
+    `fastcl.bsl`, whose rows may lie on several ranks. The keywords of a functools.partial are defaults of the call; a
+    module of `fastcl.nn` is a TypeError.
 
     >>> import torch, torch.distributed as dist, fastcl.distributed
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -174,6 +200,9 @@ def gathered(loss: Loss, group: Group = None) -> Loss:
     >>> dist.destroy_process_group()
     """
 
+    if isinstance(loss, functools.partial):
+        return functools.partial(gathered(loss.func, group), *loss.args, **loss.keywords)
+    _refuse_module(loss)
     taken = inspect.signature(loss).parameters
     lacks = [name for name in ("ids", "negative_ids", "queue", "log_q") if name not in taken]
     if lacks and not any(p.kind is p.VAR_KEYWORD for p in taken.values()):
@@ -193,8 +222,7 @@ def gathered(loss: Loss, group: Group = None) -> Loss:
         **options: Any,
     ) -> Tensor:
         def checked() -> tuple[int, object]:
-            names = ("negative_keys", "negative_mode", "negative_ids", "negative_log_q", "in_batch")
-            _refuse(options, names, "the keys of all ranks take its place")
+            _refuse(options, _MADE, _INSTEAD)
             check_batch(query, positive_key, None, options.get("temperature", 1.0), reduction, None)
             check_weight(options.get("weight"), query.shape[0], query.device)
             every = {**options, "reduction": reduction}
@@ -232,8 +260,7 @@ def ring(loss: Loss, group: Group = None) -> Loss:
     the keys travel once more, together with their gradients. Values and gradients are those of `gathered`, for one more
     pass of the keys over the network. It takes the losses that are formulas over `pos` and `lse`: infonce, dcl, dclw,
     debiased_infonce, infonce_plus, mine, mine_plus and those of `fastcl.over_rows` (TypeError for others), without a
-    queue. Double backward is not
-    supported.
+    queue. Double backward is not supported.
 
     >>> import torch, torch.distributed as dist, fastcl.distributed
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -242,6 +269,9 @@ def ring(loss: Loss, group: Group = None) -> Loss:
     0.1269
     >>> dist.destroy_process_group()
     """
+    if isinstance(loss, functools.partial):
+        return functools.partial(ring(loss.func, group), *loss.args, **loss.keywords)
+    _refuse_module(loss)
     formula = formula_of(loss)
     if formula is None:
         raise TypeError(f"loss: expected a formula over pos and lse such as fastcl.infonce, got {loss!r}; {_ELSE}")
@@ -266,6 +296,8 @@ def ring(loss: Loss, group: Group = None) -> Loss:
         adjust = Adjustments(hardness, margin, cap)
 
         def checked() -> tuple[int, object]:
+            _refuse(constants, _MADE, _INSTEAD)
+            _refuse(constants, ("queue",), "which distributed.gathered takes")
             check_batch(query, positive_key, None, temperature, reduction, None)
             check_weight(weight, query.shape[0], query.device)
             every = {**constants, "temperature": temperature, "reduction": reduction, "normalize": normalize}
@@ -329,6 +361,8 @@ def push(
     """
 
     def checked() -> tuple[int, object]:
+        if not isinstance(queue, NegativeQueue):
+            raise TypeError(f"queue: expected a NegativeQueue, got {type(queue).__name__}")
         queue._check(keys, ids, log_q)
         queue._counted()  # raises for buffers that hold no valid queue
         rows, alike = rows_and_facts("keys", keys.detach())
@@ -353,6 +387,8 @@ def keep_local(model: torch.nn.Module) -> None:
     >>> model = torch.nn.ModuleDict({"encoder": torch.nn.Linear(3, 2), "queue": fastcl.NegativeQueue(8, 2)})
     >>> fastcl.distributed.keep_local(model)
     """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: expected a module, got {type(model).__name__}")
     ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
     for path, module in model.named_modules():
         if isinstance(module, NegativeQueue):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from fastcl.arithmetic import compute_dtype
-from fastcl.checks import learns
+from fastcl.checks import FLOATS, learns
 from fastcl.ring import Group, padded
 
 
@@ -23,10 +23,13 @@ class Gather(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, sizes: list[int], group: Group, factor: float = 1.0) -> Tensor:
         ctx.sizes, ctx.group, ctx.dtype, ctx.factor = sizes, group, x.dtype, factor
-        longest = max(sizes)
-        blocks = [x.new_empty(longest, *x.shape[1:]) for _ in sizes]
-        dist.all_gather(blocks, padded(x, longest), group=group)
-        return torch.cat([block[:size] for block, size in zip(blocks, sizes, strict=True)])
+        # As bytes, since no backend has every dtype.
+        own = padded(_bytes(x.resolve_conj().resolve_neg().contiguous()), max(sizes))
+        blocks = [torch.empty_like(own) for _ in sizes]
+        dist.all_gather(blocks, own, group=group)
+        whole = x.new_empty(sum(sizes), *x.shape[1:])
+        torch.cat([block[:size] for block, size in zip(blocks, sizes, strict=True)], out=_bytes(whole))
+        return whole
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -41,6 +44,11 @@ class Gather(Function):
         return (total[:own] * ctx.factor).to(ctx.dtype), None, None, None
 
 
+def _bytes(x: Tensor) -> Tensor:
+    """The memory of a contiguous tensor [N, ...], uint8 [N, ..., bytes of an element]."""
+    return x.unsqueeze(-1).view(torch.uint8)
+
+
 def rows_and_facts(name: str, x: Any) -> tuple[int, object]:
     """The number of rows, and the facts that must be equal on all ranks for the rows to be gathered."""
     if not isinstance(x, Tensor):
@@ -51,4 +59,7 @@ def rows_and_facts(name: str, x: Any) -> tuple[int, object]:
         raise TypeError(f"{name}: expected a dense tensor, got layout {x.layout}")
     if x.is_meta:
         raise ValueError(f"{name}: expected a device with content, got meta")
+    if learns(x) and x.dtype not in FLOATS:
+        wanted = "float64, float32, bfloat16 or float16 where it has a gradient"
+        raise TypeError(f"{name}: expected dtype {wanted}, got {x.dtype}")
     return x.shape[0], (name, list(x.shape[1:]), x.dtype, x.device.type, learns(x))

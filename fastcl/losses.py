@@ -293,6 +293,7 @@ def bsl(rows: Rows, *, positive_temperature: float | None = None, group: Tensor 
     Args:
         positive_temperature: T+ > 0; None: T.
         group: [N], any integer dtype, the users of the rows; None: every row has its own, which is MINE for any T+.
+            The local forms of `fastcl.distributed` refuse it, since a user's rows may lie on several ranks.
 
     The sum over the rows is that of the paper's loss of each user times the rows of the user, divided by T. Other
     arguments, gradients and errors: `infonce`. The loss may be negative.

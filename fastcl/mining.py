@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcl.arithmetic import compute_dtype, no_autocast
-from fastcl.checks import as_ids, check_constant, matrix
+from fastcl.checks import as_ids, check_constant, check_tensor, matrix
 from fastcl.segments import Queue, columns_of
 
 # Similarities held at once: 16 MiB in float32.
@@ -51,7 +51,11 @@ def hard_negatives(
     if isinstance(index, Tensor):
         keys = index
     else:
-        columns_of(index, False)  # refuses what is no queue
+        try:
+            columns_of(index, False)  # refuses what is no queue
+        except TypeError:
+            what = type(index).__name__
+            raise TypeError(f"index: expected a tensor [M, D] or a queue (fastcl.NegativeQueue), got {what}") from None
         if index_ids is not None:
             raise ValueError("index_ids: expected None with a queue, which holds ids of its own, got a tensor")
         keys, index_ids = index.keys, index.ids
@@ -70,9 +74,9 @@ def hard_negatives(
     if ids is not None:
         ids, index_ids = as_ids("ids", ids, (n,), device), as_ids("index_ids", index_ids, (m,), device)
     if isinstance(cap, Tensor):
-        matrix("cap", cap[:, None] if cap.dim() == 1 else cap, n, 1, device)
+        check_tensor("cap", cap, (n,), device)
     elif cap is not None:
-        check_constant("cap", cap, lambda _: True, "of any sign")
+        check_constant("cap", cap, lambda _: True, "of any sign", "a number or a tensor")
     wanted = min(k + skip, m)
     found = [_best(query, keys, ids, index_ids, cap, rows, wanted) for rows in _chunks(n, m)]
     score = torch.cat([s for s, _ in found])[:, skip:]

@@ -330,11 +330,13 @@ class NegativeQueue(nn.Module):
         assign = local_metadata.get("assign_to_params_buffers", False)
         if self._keys.is_meta and not assign:
             warnings.warn(f"{prefix}: a queue on the meta device takes a state by assign=True only", stacklevel=2)
-        for name, buffer, value in zip(NAMES, self._state(), state, strict=True):
-            if assign:
-                setattr(self, name, value)
-            else:
-                buffer.copy_(value)
+        # Without gradient, whatever the state dict's tensors have: a queue is no part of a graph.
+        with torch.no_grad():
+            for name, buffer, value in zip(NAMES, self._state(), state, strict=True):
+                if assign:
+                    setattr(self, name, value.detach())
+                else:
+                    buffer.copy_(value)
         self._with_log_q = bool(numbers and numbers.has_log_q)
         self._without_log_q = bool(numbers and numbers.size and not numbers.has_log_q)
 

@@ -6,7 +6,7 @@ to store them, or to keep one sum for each length; the products that it could sa
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,7 +33,8 @@ def matryoshka(
         weights: one for each length, finite; None: 1.
 
     Returns: a function of the loss's arguments. All embeddings are cut alike; what belongs to them, ids and log q for
-    instance, stays. A queue is refused (ValueError), since the normalised vectors that it holds would be none when cut.
+    instance, stays. A queue is refused (ValueError), since the normalised vectors that it holds would be none when cut;
+    so are `denominators`, of which each length needs its own.
 
     Errors: ValueError for lengths that do not fit, TypeError for what is no list of numbers.
 
@@ -43,6 +44,9 @@ def matryoshka(
     >>> torch.allclose(nested(x, y), 0.5 * fastcl.infonce(x[:, :2], y[:, :2]) + fastcl.infonce(x, y))
     True
     """
+    for name, value in (("dims", dims), ("weights", weights)):
+        if value is not None and not isinstance(value, Iterable):
+            raise TypeError(f"{name}: expected a list of numbers, got {type(value).__name__}")
     dims = tuple(dims)
     if not dims:
         raise ValueError("dims: expected at least one length, got none")
@@ -62,8 +66,11 @@ def matryoshka(
     def nested(*args: Any, **options: Any) -> Tensor:
         given = signature.bind(*args, **options).arguments
         given |= given.pop("options", {})
-        if given.get("queue") is not None:
-            raise ValueError("queue: expected none with matryoshka, got one")
+        for name in ("queue", "denominators"):
+            # A module has it as a setting, a partial function as a default.
+            default = signature.parameters[name].default if name in signature.parameters else None
+            if given.get(name, getattr(loss, name, default)) is not None:
+                raise ValueError(f"{name}: expected none with matryoshka, got one")
         total: Tensor | None = None
         for dim, weight in zip(dims, weights, strict=True):
             part = weight * loss(**{name: _cut(name, value, dim) for name, value in given.items()})

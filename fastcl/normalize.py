@@ -82,7 +82,10 @@ class _Normalize(Function):
         made = [unit_forward(x) for x in inputs]
         units = tuple([unit for unit, _ in made])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, *units, *[inverse for _, inverse in made])
+        # What is frozen stays so, or the loss would compute a gradient for it that nobody asked for.
+        ctx.mark_non_differentiable(*[u for u, need in zip(units, ctx.needs_input_grad, strict=True) if not need])
+        saved = (*inputs, *units, *[inverse for _, inverse in made])
+        ctx.save_for_backward(*[x if need else None for x, need in zip(saved, ctx.needs_input_grad * 3, strict=True)])
         return units
 
     @staticmethod

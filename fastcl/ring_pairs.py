@@ -165,8 +165,10 @@ def ring_siglip(
         for name, t in (("query", query), ("key", key), ("logit_scale", logit_scale), ("logit_bias", logit_bias)):
             if isinstance(t, Tensor):
                 in_memory(name, t)
-        # A rank whose keys had no gradient would not wait for the others in the backward pass.
-        return query.shape[0], (query.shape[1], key.dtype, key.requires_grad, reduction, grouped)
+        # A rank whose keys had no gradient would not wait for the others in the backward pass, and gradients travel in
+        # the compute dtype.
+        facts = (query.shape[1], key.dtype, compute_dtype(query, key), key.requires_grad, reduction, grouped)
+        return query.shape[0], facts
 
     sizes = agree(checked, group)
     n, wide = query.shape[0], compute_dtype(query, key)

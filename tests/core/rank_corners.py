@@ -96,6 +96,10 @@ def check_a_mistake_of_one_rank_reaches_all() -> None:
     for loss, change, error, name in (
         (fastcl.debiased_infonce, {"tau_plus": 2.0}, ValueError, "tau_plus"),
         (fastcl.mine_plus, {"lam": "much"}, TypeError, "lam"),
+        # An option for each row, of another length than the batch: longer, shorter, and of a single row.
+        *((fastcl.infonce, {"cap": torch.ones(n)}, ValueError, "cap: expected shape [2]") for n in (1, 3)),
+        (fastcl.sl_at_k, {"threshold": torch.zeros(3)}, ValueError, "threshold"),
+        (fastcl.bsl, {"group": torch.zeros(2).long()}, ValueError, "group"),
     ):
         for form in FORMS.values():
             with pytest.raises(error if mine else RuntimeError) as raised:
@@ -109,6 +113,7 @@ def check_a_mistake_of_one_rank_reaches_all() -> None:
         {"log_q": torch.ones(2)},
         {"positive_key": torch.ones(2, D, requires_grad=True)},
         {"positive_key": torch.ones(2, D).double(), "query": torch.ones(2, D).double()},
+        {"query": torch.ones(2, D).double()},
         {"symmetric": True},
         {"temperature": 0.2},
         {"reduction": "sum"},
@@ -117,6 +122,8 @@ def check_a_mistake_of_one_rank_reaches_all() -> None:
         for form in FORMS.values():
             with pytest.raises(RuntimeError, match=f"rank {last}: expected arguments of the kinds that rank 0 has"):
                 form(fastcl.infonce)(**{**good, **(change if mine else {})})
+    with pytest.raises(RuntimeError, match=f"rank {last}: expected arguments of the kinds that rank 0 has"):
+        distributed.ring_siglip(torch.ones(2, D, dtype=F64 if mine else F32), torch.ones(2, D))
     queue = fastcl.NegativeQueue(3, D)
     for call in (distributed.gather, functools.partial(distributed.push, queue)):
         with pytest.raises(TypeError if mine else RuntimeError):

@@ -43,6 +43,15 @@ def check_gather() -> None:
         assert torch.equal(grad, own_rows(torch.arange(n).to(dtype)[:, None].expand(n, 2)) * (world * (world + 1) // 2))
     ids = torch.arange(n) * 3
     assert torch.equal(distributed.gather(own_rows(ids)), ids)
+    others = (torch.bool, torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.uint64)
+    for dtype in (*others, torch.float16, torch.complex64, torch.float8_e4m3fn):
+        for whole in (ids.to(dtype), ids.reshape(n, 1, 1).expand(n, 2, 3).to(dtype), torch.empty(n, 0, dtype=dtype)):
+            found = distributed.gather(own_rows(whole))
+            assert (found.dtype, found.shape) == (dtype, whole.shape)
+            assert torch.equal(found.view(torch.uint8), whole.contiguous().view(torch.uint8))
+    turned = torch.complex(ids.float(), ids.float() + 1).conj()  # only a mark on memory that is not turned
+    assert torch.equal(distributed.gather(own_rows(turned)), turned.resolve_conj())
+    assert torch.equal(distributed.gather(own_rows(turned).imag), turned.imag)
     assert torch.equal(distributed.row_ids(SIZES[dist.get_rank()]), own_rows(torch.arange(n)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -167,6 +168,43 @@ def test_without_gradients_and_without_rows() -> None:
     with torch.no_grad():
         assert not step(x, x).requires_grad
     assert step(x[:0], x[:0]).item() == 0
+    table, none = nn.EmbeddingBag(20, D), [torch.ones(0, L, dtype=torch.long)]
+    loss = fastcl.cached(table, fastcl.infonce, fastcl.token_chunks(9, mask=0))(none, none)
+    loss.backward()
+    assert loss.item() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int64], ids=str)
+def test_masks_of_any_dtype_without_columns(dtype: torch.dtype) -> None:
+    empty = torch.ones(3, 0, dtype=dtype)
+    assert [row.tolist() for row, _ in fastcl.token_chunks(2, mask=0)([empty])] == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize("chunk", [4, fastcl.token_chunks(9)])
+def test_a_step_is_pickled_and_copied(chunk: Any) -> None:
+    step = fastcl.cached((Encoder(), _tanh), fastcl.nn.InfoNCE(0.3), chunk)
+    other = pickle.loads(pickle.dumps(step))
+    query, key = _batch(1), {"x": torch.randn(N, D, dtype=torch.float64), "attention_mask": _batch(2)["attention_mask"]}
+    torch.testing.assert_close(other(query, key), step(query, key))
+
+
+def _tanh(x: Tensor, attention_mask: Tensor) -> Tensor:
+    return x.tanh()
+
+
+def test_modules_that_take_the_place_of_an_encoder_are_called() -> None:
+    """As tools do that quantise or convert a model."""
+    x, new = torch.randn(N, 3), nn.Linear(3, D)
+    for encoder in (nn.Linear(3, D), nn.ModuleList([nn.Linear(3, D), nn.Linear(3, D)])):
+        step = fastcl.cached(encoder, fastcl.infonce, 4)
+        step.encoder = nn.ModuleList([new for _ in step.encoder])
+        torch.testing.assert_close(step(x, x), fastcl.infonce(new(x), new(x)))
+
+
+def test_a_module_list_is_one_encoder_for_each_batch() -> None:
+    x, encoders = torch.randn(N, 3), nn.ModuleList([nn.Linear(3, D), nn.Linear(3, D)])
+    step = fastcl.cached(encoders, fastcl.infonce, 4)
+    torch.testing.assert_close(step(x, x), fastcl.infonce(encoders[0](x), encoders[1](x)))
 
 
 @pytest.mark.parametrize(
@@ -186,6 +224,11 @@ def test_without_gradients_and_without_rows() -> None:
         (lambda x: fastcl.cached(lambda t: (t,), fastcl.infonce)(x, x), TypeError, "encoder: expected a tensor"),
         (lambda x: fastcl.cached(lambda t: t.mean(0), fastcl.infonce)(x, x), ValueError, "encoder: expected a row"),
         (lambda x: fastcl.cached(nn.BatchNorm1d(3), fastcl.infonce)(x, x), ValueError, "BatchNorm1d in training"),
+        (
+            lambda x: fastcl.cached(nn.BatchNorm1d(3, track_running_stats=False).eval(), fastcl.infonce)(x, x),
+            ValueError,
+            "encoder: .* got BatchNorm1d without running statistics",
+        ),
     ],
 )
 def test_refused(make: Callable[[Tensor], Any], error: type[Exception], named: str) -> None:

@@ -70,6 +70,8 @@ ONES = torch.ones(3, D)
         ({"temperature": 0.0}, ValueError, "temperature.*0"),
         ({"reduction": "max"}, ValueError, "reduction.*'mean'.*'max'"),
         ({"symmetric": True, "log_q": torch.ones(3)}, ValueError, "symmetric.*no log_q"),
+        ({"symmetric": True, "temperature": torch.ones(3)}, ValueError, r"symmetric: expected a single temp.*\[3\]"),
+        ({"cap": torch.ones(2)}, ValueError, r"cap: expected shape \[3\], got \[2\]"),
     ],
     ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
 )
@@ -86,8 +88,9 @@ def test_refused_by_one_form() -> None:
     queue = fastcl.NegativeQueue(3, D)
     with pytest.raises(ValueError, match="symmetric: expected no queue"):
         distributed.gathered(fastcl.infonce)(ONES, ONES, symmetric=True, queue=queue)
-    with pytest.raises(TypeError, match="queue"):
-        distributed.ring(fastcl.infonce)(ONES, ONES, queue=queue)
+    for name, value in (("queue", queue), ("negative_keys", ONES), ("negative_ids", ONES), ("in_batch", False)):
+        with pytest.raises(ValueError, match=f"{name}: expected none"):
+            distributed.ring(fastcl.infonce)(ONES, ONES, **{name: value})
     with pytest.raises(TypeError, match="loss: expected a formula over pos and lse.*sampled_softmax"):
         distributed.ring(fastcl.sampled_softmax)
     with pytest.raises(TypeError, match=r"x: expected a tensor, got list"):
@@ -96,6 +99,16 @@ def test_refused_by_one_form() -> None:
         distributed.gather(torch.tensor(1.0))
     with pytest.raises(TypeError, match=r"ids: expected a tensor of an integer dtype"):
         distributed.push(queue, ONES, torch.ones(3))
+    with pytest.raises(TypeError, match="queue: expected a NegativeQueue, got Linear"):
+        distributed.push(torch.nn.Linear(2, 2), ONES)
+    with pytest.raises(TypeError, match="model: expected a module, got int"):
+        distributed.keep_local(3)
+    for count, error in ((-1, ValueError), (2.5, TypeError), ("3", TypeError), (True, TypeError)):
+        with pytest.raises(error, match="count: expected"):
+            distributed.row_ids(count)
+    for dtype in (torch.complex64, torch.float8_e4m3fn):
+        with pytest.raises(TypeError, match=f"x: expected dtype float64.* where it has a gradient, got {dtype}"):
+            distributed.gather(ONES.to(dtype).requires_grad_())
 
 
 @pytest.mark.usefixtures("_only_rank")
@@ -135,3 +148,36 @@ def test_double_backward_of_a_shared_table_is_refused(learns: str) -> None:
 def test_losses_of_other_arguments_name_the_way(form: str, name: str) -> None:
     with pytest.raises(TypeError, match=r"loss: expected.*call the loss with gathered arguments.*gather\(x\)"):
         FORMS[form](getattr(fastcl, name))
+
+
+@pytest.mark.usefixtures("_only_rank")
+@pytest.mark.parametrize("form", list(FORMS))
+def test_the_group_of_bsl_is_refused(form: str) -> None:
+    """Its rows may lie on several ranks, and each rank would take the mean over its own."""
+    options = {"group": torch.tensor([7, 7, 8]), "positive_temperature": 0.2}
+    for loss, given in ((fastcl.bsl, options), (functools.partial(fastcl.bsl, **options), {})):
+        with pytest.raises(ValueError, match=r"group: expected none.*several ranks.*gather\(x\)"):
+            FORMS[form](loss)(ONES, ONES, **given)
+
+
+@pytest.mark.usefixtures("_only_rank")
+@pytest.mark.parametrize("form", list(FORMS))
+def test_the_keywords_of_a_partial_are_defaults_of_the_call(form: str) -> None:
+    g = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(6, D, generator=g) for _ in range(2))
+    log_q, queue = -torch.rand(6, generator=g), fastcl.NegativeQueue(8, D)
+    queue.push(torch.randn(3, D, generator=g))
+    settings: list[dict[str, Any]] = [
+        {"reduction": "none"},
+        {"ids": torch.arange(6) // 2},
+        {"log_q": log_q},
+        {"symmetric": True, "reduction": "sum"},
+        {"temperature": 0.3, "weight": log_q},
+    ]
+    for given in settings + ([{"queue": queue}] if form == "gathered" else []):
+        fixed = FORMS[form](functools.partial(fastcl.infonce, **given))
+        torch.testing.assert_close(fixed(query, key), FORMS[form](fastcl.infonce)(query, key, **given))
+    fixed = FORMS[form](functools.partial(fastcl.infonce, reduction="sum"))
+    assert torch.equal(fixed(query, key, reduction="mean"), FORMS[form](fastcl.infonce)(query, key))
+    with pytest.raises(TypeError, match="loss: expected a function such as fastcl.infonce.*InfoNCE"):
+        FORMS[form](fastcl.nn.InfoNCE(0.2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -49,6 +50,8 @@ def test_matryoshka_is_the_sum_over_lengths() -> None:
         (([2.0],), TypeError, "dims.*float"),
         (([2], [1.0, 2.0]), ValueError, "weights.*1.*2"),
         (([2], ["1"]), TypeError, "weights.*str"),
+        ((4,), TypeError, "dims: expected a list of numbers, got int"),
+        (([2], 3.0), TypeError, "weights: expected a list of numbers, got float"),
     ],
 )
 def test_matryoshka_refuses(arguments: Any, error: type[Exception], message: str) -> None:
@@ -62,6 +65,20 @@ def test_matryoshka_refuses_what_it_meets_in_a_call() -> None:
         fastcl.matryoshka(fastcl.infonce, [5])(x, x)
     with pytest.raises(ValueError, match="queue"):
         fastcl.matryoshka(fastcl.infonce, [2])(x, x, queue=queue)
+    # A queue may come with the loss as well; a call takes a module's away.
+    for loss in (fastcl.nn.InfoNCE(queue=queue), functools.partial(fastcl.infonce, queue=queue)):
+        with pytest.raises(ValueError, match="queue: expected none with matryoshka"):
+            fastcl.matryoshka(loss, [4])(x, x)
+        torch.testing.assert_close(fastcl.matryoshka(loss, [4])(x, x, queue=None), fastcl.infonce(x, x))
+    # Averages that all lengths shared would move once for each length.
+    averages, index = fastcl.Denominators(3), torch.arange(3)
+    for nested, more in (
+        (fastcl.matryoshka(fastcl.sogclr, [2, 4]), {"denominators": averages}),
+        (fastcl.matryoshka(fastcl.nn.SogCLR(averages), [2, 4]), {}),
+    ):
+        with pytest.raises(ValueError, match="denominators: expected none with matryoshka"):
+            nested(x, x, index, **more)
+    assert (averages.log_average == -torch.inf).all()
     with pytest.raises(TypeError, match="loss"):
         fastcl.matryoshka(lambda a, b: a, [2])
 
@@ -108,9 +125,12 @@ def test_too_few_hard_negatives_are_filled_up() -> None:
         ({"skip": -1}, ValueError, "skip"),
         ({"index": torch.ones(3, 3)}, ValueError, "index"),
         ({"index": {}}, TypeError, "queue"),
+        ({"index": [1]}, TypeError, r"index: expected a tensor \[M, D\] or a queue .*, got list"),
         ({"index": fastcl.NegativeQueue(4, 2), "index_ids": torch.arange(2)}, ValueError, "index_ids: expected None"),
         ({"ids": torch.arange(2)}, ValueError, "index_ids"),
-        ({"cap": torch.ones(3)}, ValueError, "cap"),
+        ({"cap": torch.ones(3)}, ValueError, r"cap: expected shape \[2\], got \[3\]"),
+        ({"cap": torch.tensor(0.3)}, ValueError, r"cap: expected shape \[2\], got \[\]"),
+        ({"cap": "0.3"}, TypeError, "cap: expected a number or a tensor, got str"),
     ],
 )
 def test_hard_negatives_refuse(options: dict[str, Any], error: type[Exception], message: str) -> None:

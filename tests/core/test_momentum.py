@@ -69,6 +69,8 @@ def test_takes_no_gradient_and_leaves_none() -> None:
         ({"m": -0.1}, ValueError, "m: .*-0.1"),
         ({"m": float("nan")}, ValueError, "m: .*nan"),
         ({"source": nn.Linear(3, 4, bias=False)}, ValueError, "target: expected the parameters of source.*bias"),
+        ({"target": nn.Linear(3, 4, device="meta")}, ValueError, "target: expected weight on a device.*, got meta"),
+        ({"source": nn.Linear(3, 4, device="meta")}, ValueError, "source: expected weight on a device.*, got meta"),
         ({"source": nn.Linear(2, 4)}, ValueError, r"target: expected weight of shape \[4, 2\], got \[4, 3\]"),
         (
             {name: nn.Sequential(fastcl.NegativeQueue(n, 2)) for name, n in (("target", 3), ("source", 4))},
@@ -99,3 +101,11 @@ def test_a_queue_is_copied_whole() -> None:
     momentum_update(target, source, 0.9)
     assert target["queue"].keys.tolist() == [[5.0, 6.0]]
     assert target["queue"].ids.tolist() == [9]
+
+
+def test_parameters_of_integers_are_copied() -> None:
+    target, source = nn.Linear(3, 4), nn.Linear(3, 4)
+    for module, value in ((target, 1), (source, 8)):
+        module.places = nn.Parameter(torch.full((2,), value), requires_grad=False)
+    momentum_update(target, source, 0.9)
+    assert target.places.tolist() == [8, 8]

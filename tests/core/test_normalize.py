@@ -90,8 +90,11 @@ def test_only_what_is_needed_gets_a_gradient() -> None:
     x, fixed, unused = (_rows(3, 4, torch.float32, seed).requires_grad_(seed != 1) for seed in range(3))
     units = normalized_together(x, fixed, unused)
     assert not normalized(fixed).requires_grad
+    # Else a loss would compute a gradient for frozen keys, one more product, and keep the keys for it.
+    assert [unit.requires_grad for unit in units] == [True, False, True]
     (units[0] * units[1]).sum().backward()
-    assert x.grad is not None
+    (alone,) = torch.autograd.grad((normalized(x) * units[1]).sum(), x)
+    assert torch.equal(x.grad, alone)
     assert fixed.grad is None
     assert unused.grad is None
 

@@ -82,6 +82,19 @@ def test_processes_share_it(own: Callable[..., Tensor]) -> None:
         dist.destroy_process_group()
 
 
+def test_processes_take_an_option_that_is_not_one_for_each_row() -> None:
+    def levels(rows: fastcl.rows.Rows, *, level: Tensor) -> Tensor:
+        return torch.nn.functional.softplus(rows.lse - rows.pos) + level[1]
+
+    made, given, level = fastcl.over_rows()(levels), torch.eye(3), torch.tensor([0.5, 0.25])
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for form in (fastcl.distributed.gathered, fastcl.distributed.ring):
+            torch.testing.assert_close(form(made)(given, given, level=level), made(given, given, level=level))
+    finally:
+        dist.destroy_process_group()
+
+
 def test_two_views_are_contrasted_by_it(own: Callable[..., Tensor]) -> None:
     assert ContrastVAE(Items(("a", "b")), dim=8, contrast="poly").config.contrast == "poly"
     LOSSES.pop("poly")

@@ -5,6 +5,7 @@ What fits is carried whole: test_queue_carriers.py.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -93,3 +94,13 @@ def test_keys_that_no_queue_has_are_unexpected() -> None:
     with pytest.raises(RuntimeError, match='Unexpected key.*"_more"'):
         queue.load_state_dict({**GOOD, "_more": torch.zeros(1)})
     assert queue.load_state_dict({**GOOD, "_more": torch.zeros(1)}, strict=False).unexpected_keys == ["_more"]
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_with_gradients_leaves_none_in_the_queue(assign: bool) -> None:
+    state = {name: x.clone().requires_grad_(x.is_floating_point()) for name, x in GOOD.items()}
+    state["_keys"] = state["_keys"] * 1.0
+    queue = other_queue(4)
+    queue.load_state_dict(state, assign=assign)
+    assert not any(buffer.requires_grad for buffer in queue.buffers())
+    assert torch.equal(copy.deepcopy(queue)._keys, GOOD["_keys"])

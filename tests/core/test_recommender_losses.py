@@ -360,6 +360,8 @@ def test_gradients_of_any_order(name: str) -> None:
         ("sce", {"target": torch.full((5,), 6)}, r"target: expected values in \[0, 6\)"),
         ("sce", {"bucket_rows": 0}, "bucket_rows: expected at least 1, got 0"),
         ("sce", {"bucket_classes": 2.0}, "bucket_classes: expected an int, got float"),
+        ("sce", {"bucket_classes": None}, "bucket_classes: expected an int, got NoneType"),
+        ("sce", {"bucket_rows": torch.tensor([3, 4])}, "bucket_rows: expected an int, got Tensor"),
         ("sce", {"buckets": torch.randn(2, 4)}, r"buckets: expected shape \[B, 3\], got \[2, 4\]"),
     ],
 )
