@@ -4,8 +4,6 @@ curl localhost:8000/recommend -H 'Content-Type: application/json' -d '{"history"
 """
 
 import argparse
-import json
-from pathlib import Path
 
 import torch
 import uvicorn
@@ -13,6 +11,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel, Field
 
 from fastcl.recsys import Batcher, load
+from fastcl.recsys.training.checkpoint import read_config
 
 
 class Ask(BaseModel):
@@ -22,7 +21,6 @@ class Ask(BaseModel):
 
 def service(batcher: Batcher) -> FastAPI:
     app = FastAPI()
-
     @app.post("/recommend")
     async def answer(ask: Ask) -> list[tuple[str, float]]:
         return await batcher.answer(ask.history, ask.k)
@@ -37,6 +35,6 @@ if __name__ == "__main__":
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    seen = json.loads((Path(args.run) / "config.json").read_text()).get("seen", "mask")  # as the run was trained
+    seen = read_config(args.run).get("seen", "mask")
     with Batcher(load(args.run), threads=args.threads, batch=args.batch, seen=seen) as batcher:
         uvicorn.run(service(batcher), port=args.port, log_level="warning")

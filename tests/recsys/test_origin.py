@@ -74,7 +74,8 @@ def test_files_of_a_split_are_looked_for_beside_the_data(place: Path, capsys: py
     Path("new/test.csv").unlink()
     capsys.readouterr()
     assert main.main(["evaluate", "run", "--data", "new/train.csv"]) == 2
-    assert "the file test of run is not there; it may also lie beside the FILE of --data" in capsys.readouterr().err
+    told = "test.csv: the data of run is not whole; this file may also lie beside the FILE of --data"
+    assert told in capsys.readouterr().err
 
 
 def test_what_was_no_file_or_is_recorded_otherwise_is_not_named(place: Path) -> None:

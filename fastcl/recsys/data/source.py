@@ -132,10 +132,10 @@ class Source:
             if error.filename is None or self.folder is None:
                 raise  # the text of the error says what is missing: a pipe, or a bundled set
             where = f"the data of {self.folder} is not there; --data FILE says where it is"
-            others = {self.data.get(name): name for name in FILES if name != "path"}
-            if error.filename in others:
-                what = f"{others[error.filename].replace('_', ' ')} of {self.folder}"
-                where = f"the file {what} is not there; it may also lie beside the FILE of --data"
+            if error.filename == self.data.get("item_features"):
+                where = f"the item features of {self.folder} are not there; they may also lie beside the FILE of --data"
+            elif error.filename in (self.data.get("valid"), self.data.get("test")):
+                where = f"the data of {self.folder} is not whole; this file may also lie beside the FILE of --data"
             raise FileNotFoundError(f"{error.filename}: {where}") from error
 
     def divide(self, log: Interactions) -> Split:
