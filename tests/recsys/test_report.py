@@ -210,6 +210,16 @@ def test_the_verdict_is_a_paired_comparison_with_the_best_floor() -> None:
         assert not set(example["shown"]["a"]) & set(example["newest"])
 
 
+def test_one_case_has_no_interval(tmp_path: Path) -> None:
+    rows = [("u0", f"i{n}") for n in range(4)] + [(f"u{n}", f"i{n}") for n in range(1, 9)]
+    split = Interactions.read({"user": [u for u, _ in rows], "item": [i for _, i in rows]}, time=None).split()
+    assert len(split.test) == 1
+    model = SASRec(split.items, dim=8, seed=0).eval()
+    report({"a": model}, split, tmp_path)
+    assert "there is one test case." in (tmp_path / "index.html").read_text()
+    assert "Infinity" not in (tmp_path / "numbers.json").read_text()
+
+
 def test_a_model_and_a_floor_do_not_share_a_name() -> None:
     models = {"popularity": SASRec(ITEMS, dim=8, seed=0).eval()}
     with pytest.raises(ValueError, match="models: expected other names than those of the floors, got popularity"):

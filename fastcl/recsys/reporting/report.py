@@ -186,13 +186,13 @@ def _verdict(found: Mapping[str, Any], look: Look) -> str:
     """One sentence: a model against the best floor, and whether the test cases can tell them apart."""
     name, floor = _named(found["name"], look), _named(found["floor"], look)
     values = f"{found['value']:.4f} against {found['of_floor']:.4f}"
-    if "low" not in found:
+    if "low" not in found or found["low"] <= 0.0 <= found["high"]:
         told = f"cannot be told apart from {floor}, the best floor, in {found['metric']} ({values})"
-        return f"{name} {told}: there is one test case."
+        why = "there is one test case"
+        if "low" in found:
+            why = f"the difference is between {found['low']:+.4f} and {found['high']:+.4f}"
+        return f"{name} {told}: {why}."
     low, high = sorted((abs(found["low"]), abs(found["high"])))
-    if found["low"] <= 0.0 <= found["high"]:
-        told = f"cannot be told apart from {floor}, the best floor, in {found['metric']} ({values})"
-        return f"{name} {told}: the difference is between {found['low']:+.4f} and {found['high']:+.4f}."
     side = "above" if found["difference"] > 0 else "below"
     share = f"{abs(found['difference']) / found['of_floor']:.0%} " if found["of_floor"] else ""
     told = f"is {share}<strong>{side}</strong> {floor}, the best floor, in {found['metric']} ({values})"

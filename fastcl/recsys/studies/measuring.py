@@ -97,11 +97,11 @@ def _with_cutoffs(manifest: Manifest) -> Manifest:
     def of(names: list[str]) -> list[str]:
         return list(at_cutoffs(names, 10, tuple(WITHOUT_K)))
 
-    own = {data: of(names) for data, names in manifest.get("columns of", {}).items()}
-    renamed = {name: of([name])[0] for data in manifest["data"] for name in columns_of(manifest, data)}
     def of_row(figures: Mapping[str, float]) -> dict[str, float]:
         return {renamed.get(name, name): value for name, value in figures.items()}
 
+    own = {data: of(names) for data, names in manifest.get("columns of", {}).items()}
+    renamed = {name: of([name])[0] for data in manifest["data"] for name in columns_of(manifest, data)}
     paper = manifest.get("paper", {})
     given = {data: {row: of_row(figures) for row, figures in rows.items()} for data, rows in paper.items()}
     return {**manifest, "columns": of(manifest["columns"]), "columns of": own, "paper": given}
@@ -168,9 +168,11 @@ class Measure:
     """
 
     def __init__(
-        self, manifest: Manifest, beside: Path, progress: bool, measured: Callable[[], Sequence[Run]] = list
+        self, manifest: Manifest, beside: Path, progress: bool, measured: Callable[[], Sequence[Run]]
     ) -> None:
-        """beside: the folder from which paths of the manifest are taken. measured: the runs that were measured."""
+        """beside: the folder from which paths of the manifest are taken. measured: the runs that have been measured, on
+        whose data others of the same name are to be.
+        """
         self._manifest, self._beside, self._progress, self._measured = manifest, beside, progress, measured
         self._splits: dict[str, tuple[Source, Split]] = {}
 
