@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastcl.normalize import normalized
 from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.data.scoring import item_table, kept
 from fastcl.recsys.models.base import UserModel
@@ -23,7 +24,7 @@ from fastcl.recsys.options import above, at_least, between
 from fastcl.recsys.settings import check_choices, setting
 
 SIMILARITIES: dict[str, Callable[[Tensor], Tensor]] = {
-    "cosine": lambda x: F.normalize(x, dim=-1),
+    "cosine": normalized,
     "dot": lambda x: x,
 }
 NEGATIVES = ("uniform", "popularity", "batch")
