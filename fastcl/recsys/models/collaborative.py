@@ -27,6 +27,10 @@ SIMILARITIES: dict[str, Callable[[Tensor], Tensor]] = {
     "cosine": normalized,
     "dot": lambda x: x,
 }
+SCORED_BY = ("similarity", *SIMILARITIES)
+SCORED_BY_MEANING = """What a score is after training: that of the training (similarity), cosine, or inner product
+    (dot). Negatives from the batch are drawn by popularity, so that a cosine trained against them leaves popularity
+    out of the score; the lengths of LightGCN's vectors, which inner products count, bring popularity back in."""
 NEGATIVES = ("uniform", "popularity", "batch")
 
 
@@ -71,9 +75,8 @@ class CollaborativeConfig:
         without a correction for how negatives are drawn, "sampled_softmax" the one with it.""",
         LOSSES,
     )
-    similarity: str = setting(
-        "cosine", "What a score is, in training and after it: cosine, or inner product (dot).", SIMILARITIES
-    )
+    similarity: str = setting("cosine", "What a score is in training: cosine, or inner product (dot).", SIMILARITIES)
+    scored_by: str = setting("similarity", SCORED_BY_MEANING, SCORED_BY)
     temperature: float = setting(0.1, "Scores are divided by it in every loss but ccl and directau.")
     lam: float = setting(1.1, "Weight of the negatives' part of mine_plus and infonce_plus.")
     epsilon: float = setting(0.0, "Weight of the positive in the denominator of infonce_plus.")
@@ -138,7 +141,8 @@ class Vectors(NamedTuple):
 
 
 class Collaborative(UserModel):
-    """A vector for every user of the training and for every item; the score is their inner product or cosine.
+    """A vector for every user of the training and for every item; the score is their inner product or cosine (the
+    settings `similarity` in training, `scored_by` after it).
 
     A user who was not in training is folded in: the vector is the mean vector of the history's items minus the mean
     vector of all items, times lam if the loss has one. A contrastive loss with uniform negatives first moves an
@@ -169,7 +173,11 @@ class Collaborative(UserModel):
 
     def scored_vectors(self, item: Tensor) -> Tensor:
         """[n, D], vectors of items [n, D] as they are scored."""
-        return SIMILARITIES[self.config.similarity](item) / self.config.temperature
+        return self._scored(item) / self.config.temperature
+
+    def _scored(self, x: Tensor) -> Tensor:
+        config = self.config
+        return SIMILARITIES[config.similarity if config.scored_by == "similarity" else config.scored_by](x)
 
     def encode(self, histories: Histories) -> Tensor:
         """[B, D], the vector of each user; users who were not in training are folded in."""
@@ -180,7 +188,7 @@ class Collaborative(UserModel):
         found[known] = users
         if not known.all():
             found[~known] = self._folded(histories.take(np.flatnonzero(number < 0)))
-        return SIMILARITIES[self.config.similarity](found)
+        return self._scored(found)
 
     def of_users(self, user: Tensor) -> Tensor:
         """[n, D], the rows user [n] of the first of `tables`."""
