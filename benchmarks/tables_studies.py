@@ -243,11 +243,14 @@ def mineplus(data: str) -> str:
 
 
 def curve(data: str) -> str:
-    """The runs that hold validation items out, by temperature and lam: figures of validation and of test."""
+    """The runs that hold validation items out, by temperature, lam and, where one has it, decay: figures of validation
+    and of test.
+    """
     manifest, found = study("mineplus")
     held = [run for run in runs(manifest) if run["data"] == data and run["split"] == "held-out"]
+    settings = ["temperature", "lam"] + ["decay"] * any("decay" in run["options"] for run in held)
     rows = []
-    for run in sorted(held, key=lambda run: (run["options"]["temperature"], run["options"]["lam"])):
+    for run in sorted(held, key=lambda run: [run["options"].get(name, 0.0) for name in settings]):
         parts = {"validation": "valid", "test": "test"}
         done = found.get((data, run["label"]), [])
         cells = {
@@ -255,7 +258,7 @@ def curve(data: str) -> str:
             for part, place in parts.items()
             for short, metric in (("R@20", "recall@20"), ("N@20", "ndcg@20"))
         }
-        rows.append({name: f"{run['options'][name]:g}" for name in ("temperature", "lam")} | cells)
+        rows.append({name: f"{run['options'].get(name, 0.0):g}" for name in settings} | cells)
     return markdown(rows)
 
 
