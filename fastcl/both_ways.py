@@ -122,6 +122,9 @@ class _BothWays(Function):
         dtype = grads[0].dtype
         # Grad mode is on in a backward pass with create_graph=True, whose results may be differentiated.
         if torch.is_grad_enabled():
+            # Views, so that what is found here ends at these inputs. Where the key is the query, or is made of it, its
+            # graph leads on to the query, and autograd goes that way by itself: the key's share would count twice.
+            query, key = query.view_as(query), key.view_as(key)
             inputs = [t for t, needed in zip((query, key, scale), needs, strict=False) if needed]
             q, k = (plain(t)[0] if ctx.unit else t for t in (query, key))
             number = ctx.number if scale is None else scale.to(dtype)

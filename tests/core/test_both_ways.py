@@ -149,6 +149,26 @@ def test_gradients_of_gradients(ids: Tensor | None) -> None:
     assert torch.autograd.gradgradcheck(call, (query, key, temperature))
 
 
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("key_of", [lambda q: q, lambda q: q.view_as(q), lambda q: q.exp()], ids=["it", "view", "made"])
+def test_a_key_that_is_made_of_the_query_counts_once(key_of: Callable[[Tensor], Tensor], normalize: bool) -> None:
+    """Whether or not the gradient is to be differentiated again. gradgradcheck would not tell: it differentiates the
+    gradient as it came.
+    """
+    for query in (pairs(4, 3, F64)["query"].requires_grad_(), pairs(4, 3, F64, 1)["query"].requires_grad_() * 2):
+
+        def total(loss: Callable[..., Tensor], x: Tensor = query) -> Tensor:
+            return loss(x, key_of(x), temperature=0.3, normalize=normalize, symmetric=True)
+
+        (first,) = torch.autograd.grad(total(fastcl.infonce), query, retain_graph=True)
+        (again,) = torch.autograd.grad(total(fastcl.infonce), query, create_graph=True)
+        torch.testing.assert_close(again, first)
+        (truth,) = torch.autograd.grad(total(reference.infonce), query, create_graph=True)
+        torch.testing.assert_close(again, truth)
+        second, expected = (torch.autograd.grad(x.square().sum(), query)[0] for x in (again, truth))
+        torch.testing.assert_close(second, expected)
+
+
 def test_autocast_and_the_precision_of_products_change_nothing() -> None:
     tensors = pairs(256, 64)
     expected = results(fastcl.infonce, tensors)
