@@ -120,7 +120,8 @@ class LateAdam:
     PER_ROW = ("first", "second", "at")
 
     def __init__(self, weight: Tensor, betas: Betas = BETAS) -> None:
-        ratio = max(betas.first / betas.second**0.5, betas.first / betas.second)
+        ratios = betas.first / betas.second**0.5, betas.first / betas.second
+        ratio = max(ratios)
         if not 0 < ratio < 1:
             raise ValueError(f"betas: expected 0 < beta1 < beta2, got {betas.first} and {betas.second}")
         self.weight, self.betas, self.count, self.settled = weight, betas, 0, 0
@@ -131,8 +132,7 @@ class LateAdam:
         # How far m / sqrt(v) and m / v have faded after so many steps. What is older moves less than 1e-9 of its first
         # move.
         ages = torch.arange(1, math.ceil(math.log(1e-9) / math.log(ratio)) + 1, dtype=torch.float64, device="cpu")
-        ratios = torch.tensor([betas.first / betas.second**0.5, betas.first / betas.second], dtype=torch.float64)
-        self._fade = (ratios ** ages[:, None]).flip(0)
+        self._fade = (torch.tensor(ratios, dtype=torch.float64, device="cpu") ** ages[:, None]).flip(0)
 
     @property
     def standing(self) -> dict[str, Tensor]:

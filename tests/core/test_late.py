@@ -105,6 +105,14 @@ def test_compiled_passes_agree_with_the_fallback() -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("rule", [LateAdam, RowAdagrad])
+def test_a_default_device_changes_nothing(rule: type[LateAdam | RowAdagrad]) -> None:
+    steps, start = _steps(20, 30, 4), torch.linspace(-1, 1, 120, dtype=F64).view(30, 4)
+    expected = _moved(rule(start.clone()), steps)
+    with torch.device("meta"):
+        assert torch.equal(_moved(rule(start.clone()), steps), expected)
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="betas: expected 0 < beta1 < beta2, got 0.99 and 0.9"):
         LateAdam(torch.zeros(2, 2), Betas(0.99, 0.9))

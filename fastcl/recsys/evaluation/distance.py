@@ -42,7 +42,7 @@ class MeanDistance:
     """
 
     def __init__(self, vectors: torch.Tensor, rows: int) -> None:
-        vectors = torch.as_tensor(vectors).detach().cpu()
+        vectors = torch.as_tensor(vectors, device="cpu").detach()
         if vectors.ndim != 2 or len(vectors) != rows or not vectors.is_floating_point():
             raise ValueError(f"vectors: expected float [{rows}, D], got {vectors.dtype} {list(vectors.shape)}")
         if not vectors[1:].isfinite().all():
