@@ -5,6 +5,7 @@ The log-sum-exp of a step is that of rows.py. No similarity is computed here.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ class Denominators(nn.Module):
         size: >= 1, the number of samples.
         gamma: above 0 and at most 1, the weight of a new mean; 1 forgets all others, which is MINE's gradient.
 
-    `log_average`, float32 [size], is the buffer; -inf for a sample that was never in a batch.
+    `log_average`, float32 [size] in a model of any dtype, is the buffer; -inf for a sample that was never in a batch.
 
     >>> import fastcl
     >>> fastcl.Denominators(4).log_average
@@ -65,6 +66,14 @@ class Denominators(nn.Module):
             self.log_average[index] = mixed.to(self.log_average.dtype)
             return mixed
         return torch.where(old == -torch.inf, new, old)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Denominators":
+        held = self.log_average
+        super()._apply(fn, recurse)
+        if self.log_average.dtype != torch.float32:
+            # Steps below the rounding of a logarithm in 16 bits, some per cent of the average, would never move it.
+            self.log_average = held.to(self.log_average.device, torch.float32)
+        return self
 
     def extra_repr(self) -> str:
         return f"{self.log_average.shape[0]}, gamma={self.gamma}"

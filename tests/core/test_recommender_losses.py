@@ -280,6 +280,17 @@ def test_denominators_copy_save_and_load_and_only_read_in_eval() -> None:
     assert not torch.equal(seen.log_average, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, F64], ids=str)
+def test_denominators_stay_float32_in_a_model_of_another_dtype(dtype: torch.dtype) -> None:
+    seen, other = (fastcl.Denominators(4, gamma=0.01) for _ in range(2))
+    for step in range(3):
+        x = {"query": _randn(step, 4, 3), "positive_key": _randn(step + 9, 4, 3)}
+        for each in (seen, other):
+            fastcl.sogclr(**x, index=torch.arange(4), denominators=each)
+        assert torch.equal(seen.log_average, other.log_average)
+        fastcl.nn.SogCLR(seen).to(dtype)
+
+
 def test_sogclr_with_gamma_1_has_the_gradient_of_mine_and_keeps_averages_of_rows_without_negatives() -> None:
     x = {name: v.requires_grad_() for name, v in _pairs(6, 4, 5, private=False).items()}
     index = torch.arange(6)
