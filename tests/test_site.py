@@ -90,6 +90,8 @@ def test_every_setting_is_on_the_page(generated: ModuleType) -> None:
     parts = generated.configs().split("## `")[1:]
     assert [part.partition("`")[0] for part in parts] == list(MODELS)
     for model, part in zip(MODELS.values(), parts, strict=True):
+        module, _, name = part.split("`")[2].rpartition(".")
+        assert getattr(importlib.import_module(module), name) is model.Config
         assert [f"| `{field.name}` |" in part for field in dataclasses.fields(model.Config)].count(False) == 0
 
 

@@ -85,7 +85,9 @@ def configs() -> str:
             [f"`{one.name}`", f"`{one.type}`", f"`{shortened(one.default)}`", plain(one.meaning)]
             for one in settings_of(model.Config)
         ]
-        parts += [f"## `{model_name}`", f"`fastcl.recsys.{model.Config.__name__}`. {plain(model.Config.__doc__ or '')}"]
+        name = model.Config.__name__
+        home = "fastcl.recsys" if hasattr(fastcl.recsys, name) else model.Config.__module__.rpartition(".")[0]
+        parts += [f"## `{model_name}`", f"`{home}.{name}`. {plain(model.Config.__doc__ or '')}"]
         parts.append(table(["setting", "type", "default", "meaning"], rows))
     return "\n\n".join(parts)
 
