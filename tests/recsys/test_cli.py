@@ -94,6 +94,8 @@ def test_seen_items_are_kept_where_asked(table: Path, tmp_path: Path, capsys: py
         (["--format", "sequence"], ""),
         (["--model", "gru"], "invalid choice"),
         (["--lr", "0"], "--lr: expected a finite number above 0, got 0.0"),
+        (["--lr", "0.1", "--set", "lr=0.2"], "--lr: expected none beside --set lr, got 0.1"),
+        (["--k", "5"], "fastcl train: error: unrecognized arguments: --k 5; see fastcl train --help"),
         (["--split", "time"], "--at: expected"),
         (["--seed", "9" * 20], "--seed: expected whole numbers of at most 64 bits"),
     ],

@@ -54,7 +54,7 @@ def _command(words: list[str]) -> int:
         for file in used:
             _run_file(file)
         parser = build_parser()
-        args = parser.parse_args(words)
+        args = _parsed(parser, words)
         _check_values(args)
         with warnings.catch_warnings(), _threads(args):
             warnings.showwarning = _note
@@ -98,6 +98,16 @@ def build_parser() -> argparse.ArgumentParser:
     for leaf in leaves(parser):
         leaf.set_defaults(parser=leaf)
     return parser
+
+
+def _parsed(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    """The values of the options. Words that no option takes are an error of the command, whose help lists the options;
+    `parse_args` would send the user to the help of `fastcl`, which lists the commands alone.
+    """
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
 
 
 def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

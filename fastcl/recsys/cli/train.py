@@ -92,7 +92,10 @@ def run(args: argparse.Namespace) -> None:
     args.model = args.model or (earlier or {})["model"]
     args.seen = args.seen or (earlier or {}).get("seen", "mask")
     model_class = MODELS[args.model]
-    options = _settings_of(earlier, args.model) | parse_settings(model_class.Config, args.set)
+    chosen = parse_settings(model_class.Config, args.set)
+    if args.lr is not None and "lr" in chosen:
+        raise ValueError(f"--lr: expected none beside --set lr, got {args.lr:g}")
+    options = _settings_of(earlier, args.model) | chosen
     seeds = whole_numbers("--seed", args.seed, low=0)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seed: expected different seeds, got {args.seed}")
