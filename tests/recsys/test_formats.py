@@ -17,6 +17,7 @@ from logs import named
 
 from fastcl.recsys.cli import main
 from fastcl.recsys.data import Interactions
+from fastcl.recsys.data.reading.formats import FORMATS, Format
 
 HEADER = "user,item,time\n"
 
@@ -275,6 +276,16 @@ def test_options_that_contradict_or_mean_nothing_are_refused_before_the_file_is_
         assert main.main(["data", "check", str(tmp_path / "missing.csv"), *words]) == 2
         first = f"error: --{message.removeprefix('^').partition(':')[0].replace('_', '-')}: "
         assert first in capsys.readouterr().err
+
+
+def test_a_format_is_one_entry_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/contribute/adding-a-format.md promises it."""
+    monkeypatch.setitem(FORMATS, "bars", Format("|"))
+    path = write(tmp_path / "log.dat", HEADER.replace(",", "|") + "a|x|1\na|y|2\n")
+    assert named(Interactions.read(path, format="bars")) == {"a": ["x", "y"]}
+    assert main.main(["data", "check", str(path), "--format", "bars"]) == 0
+    with pytest.raises(ValueError, match="delimiter: expected none beside format 'bars', got ';'"):
+        Interactions.read(path, format="bars", delimiter=";")
 
 
 def test_options_that_mean_nothing_to_a_table_in_memory_are_refused() -> None:

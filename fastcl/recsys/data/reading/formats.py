@@ -166,7 +166,7 @@ def dialect_of(path: Path, form: Form) -> Dialect:
     name, prefix = form.format or _by_name(path, form), form.prefix
     delimiter, quoted, typed = FORMATS[name]
     if form.delimiter is not None:
-        if name in ("sequence", "tsv", "semicolon") and delimiter != form.delimiter:
+        if name not in ("csv", "inter") and delimiter != form.delimiter:  # these two may have another separator
             raise ValueError(f"{prefix}delimiter: expected none beside format {name!r}, got {form.delimiter!r}")
         delimiter, name = form.delimiter, f"fields between {form.delimiter!r}"
     if delimiter is None and form.columns is not None:
