@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ from fastcl.recsys.cli import main
 pytestmark = pytest.mark.usefixtures("one_thread")
 PAGE = Path(__file__).parents[2] / "docs" / "contribute" / "adding-a-model.md"
 MODEL, USE = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+COMMANDS = re.findall(r"^    fastcl (--use .*)$", PAGE.read_text(), re.M)
+START = PAGE.parents[1] / "start" / "recommender.md"
+LOG = next(block for block in re.findall(r"```python\n(.*?)```", START.read_text(), re.S) if 'open("log.csv"' in block)
 
 
 @pytest.fixture
@@ -49,6 +53,17 @@ def test_the_page_trains_evaluates_loads_and_recommends(pooled: Path) -> None:
     model = MODELS["pooled"](split.items, batch=32, seed=0)
     fit(model, split, epochs=20, lr=1e-2, progress=False)
     assert evaluate(model, split.test, counts=split.counts)["recall@10"] > 0.8  # chance: 10 of 23
+
+
+def test_the_commands_of_the_page_run_behind_its_program(pooled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(USE, PAGE.name, "exec"), {})
+    exec(LOG, {})
+    assert len(COMMANDS) == 2
+    for command in COMMANDS:
+        MODELS.pop("pooled", None)  # each is a process of its own
+        capsys.readouterr()
+        assert main.main(shlex.split(command)) == 0, command
+    assert len(capsys.readouterr().out.splitlines()) == 10
 
 
 TIED = """
