@@ -1,4 +1,4 @@
-"""fastcl demo: both models on purchases, or on movie ratings."""
+"""fastcl demo: SASRec and CLRec on purchases, or on movie ratings."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,7 @@ from fastcl.recsys.training.threads import add_threads
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("demo", help="train both models on a bundled data set, about two minutes")
+    parser = commands.add_parser("demo", help="train sasrec and clrec on a bundled data set, about two minutes")
     option = parser.add_argument
     of_data = "bundled data set; movies are in the repository alone (default: %(default)s)"
     option("--data", choices=list(demo.PLANS), default="purchases", help=of_data)
