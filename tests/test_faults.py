@@ -12,7 +12,7 @@ FAULTS = {
     *(f"A{n}" for n in range(1, 8)),
     *(f"B{n}" for n in range(1, 20)),
     *(f"C{n}" for n in range(1, 10)),
-    *(f"N{n}" for n in range(1, 15)),
+    *(f"N{n}" for n in range(1, 18)),
     *(f"F{n}" for n in (*range(1, 21), *range(22, 28), 29, 30, 32, 33, 34)),
     *(f"L{n}" for n in (*range(1, 8), *range(9, 17))),
 }
