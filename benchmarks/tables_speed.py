@@ -20,7 +20,8 @@ HALF = ("bf16", "bf16-64", "fp16", "fp16-64")
 MARKED = ("ids", "bias")
 # fastcl is slower than another form in the last of these five: the front page must not hide that.
 FRONT = ("moco", "batch", "items", "ntxent", "ntxent-small")
-PEERS = ("chunked", "torch lce", "info-nce", "lightly", "metric-learning")
+# Runs with a table of their own.
+BESIDE = ("contrast-cpu-clip", "contrast-cpu-pairs", "contrast-cpu-1-thread", "contrast-cpu-avx512")
 # Clearer names in tables for cases whose name in the results is terse.
 WHAT = {"bf16-64": "full softmax, bfloat16", "fp16-64": "full softmax, float16", "ntxent": "NT-Xent"}
 
@@ -111,12 +112,14 @@ def front() -> str:
 
 
 def losing() -> str:
-    """Every comparison in which another form takes less time than fastcl; the bare products are no loss."""
+    """Every comparison of losses in which another form takes less time than fastcl; the bare products are no loss."""
     label = {"reference": "eager", "lean": "leanest eager", "compile": "torch.compile of eager"}
     label |= {"lean compile": "torch.compile of the leanest eager"}
+    measured = passes((*LARGE, *SMALL, *HALF, *MARKED)) + [row for name in BESIDE for row in results(name)["rows"]]
     rows = [
-        named(row) | {"faster form": label.get(column, column), "its time / fastcl's": f"{ratio:.2f}"}
-        for row in passes((*LARGE, *SMALL, *HALF, *MARKED))
+        named(row)
+        | {"threads": row["threads"], "faster form": label.get(column, column), "its time / fastcl's": f"{ratio:.2f}"}
+        for row in measured
         for column, ratio in row["ratios"].items()
         if column not in ("products", "plain") and isinstance(ratio, float) and ratio < 1
     ]

@@ -247,10 +247,10 @@ def curve(data: str) -> str:
     and of test.
     """
     manifest, found = study("mineplus")
-    held = [run for run in runs(manifest) if run["data"] == data and run["split"] == "held-out"]
-    settings = ["temperature", "lam"] + ["decay"] * any("decay" in run["options"] for run in held)
+    held = {run["label"]: run for run in runs(manifest) if run["data"] == data and run["split"] == "held-out"}
+    settings = ["temperature", "lam"] + ["decay"] * any("decay" in run["options"] for run in held.values())
     rows = []
-    for run in sorted(held, key=lambda run: [run["options"].get(name, 0.0) for name in settings]):
+    for run in sorted(held.values(), key=lambda run: [run["options"].get(name, 0.0) for name in settings]):
         parts = {"validation": "valid", "test": "test"}
         done = found.get((data, run["label"]), [])
         cells = {

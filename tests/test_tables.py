@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import tables
+from benchmarks import tables, tables_speed, tables_studies
+from benchmarks.common import results
 from benchmarks.front_picture import svg
 
 ROOT = Path(__file__).parents[1]
@@ -68,3 +69,19 @@ def test_check_names_what_is_out_of_date(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "README.md: out of date; run python -m benchmarks.tables\n")
     assert "a slide rule" in (tmp_path / "README.md").read_text()
+
+
+def test_where_fastcl_loses_has_the_runs_with_tables_of_their_own() -> None:
+    lost = [row for row in results("contrast-cpu-clip")["rows"] if row["ratios"]["lean"] < 1]
+    table = tables_speed.losing()
+    assert lost
+    assert all(f"{tables_speed.named(row)['N x M x D']} | {row['what']} | with backward" in table for row in lost)
+
+
+def test_a_curve_has_one_row_for_the_seeds_of_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"temperature": 0.1, "lam": 1.2}
+    run = {"label": "MF", "data": "d", "model": "mf", "options": options, "split": "held-out", "seeds": [0, 1]}
+    done = [{part: {"recall@20": value, "ndcg@20": value} for part in ("valid", "test")} for value in (0.2, 0.4)]
+    monkeypatch.setattr(tables_studies, "study", lambda paper: ({"runs": [run]}, {("d", "MF"): done}))
+    _, _, *rows = tables_studies.curve("d").splitlines()
+    assert [row.startswith("| 0.1 | 1.2 | 0.3000 (") for row in rows] == [True]
