@@ -7,6 +7,7 @@ them: it is measured after a short training on the bundled purchases. `fastcl ex
 Writes benchmarks/results/serve.json.
 """
 
+import argparse
 import statistics
 import tempfile
 import time
@@ -80,6 +81,7 @@ def index_recall() -> dict[str, Any]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     rows = []
     for size in SIZES:
         items = Items(tuple(map(str, range(size))))

@@ -23,13 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import machine, markdown, write_json
+from benchmarks.common import RESULTS, machine, markdown, write_json, write_text
 from fastcl.recsys import Interactions, SASRec, Split
 from fastcl.recsys.serving.recommend import rank
 from fastcl.recsys.training.loop import epoch, new_run
 from fastcl.recsys.training.state import Progress, Settings
 
-RESULTS = Path(__file__).parent / "results"
 SETTINGS = {"dim": 64, "blocks": 2, "heads": 2, "max_len": 50, "batch": 128, "dropout": 0.2, "lr": 1e-3}
 NAMES = {"replay": "RePlay 0.22", "rectools": "RecTools 0.19"}
 
@@ -110,7 +109,7 @@ def main() -> None:
     settings = ", ".join(f"{name} {value}" for name, value in SETTINGS.items())
     head = f"SASRec, full softmax, {data}; {settings}; one thread, {facts['machine']['processor']}"
     text = f"{head}\n\n{markdown(lines)}\n"
-    (RESULTS / "train.md").write_text(text)
+    write_text(RESULTS / "train.md", text)
     print(text)
 
 

@@ -32,7 +32,7 @@ class Source(NamedTuple):
 
 SOURCES: Mapping[str, Source] = {
     "sasrec": Source("Kang 2018", "1808.09781", "SASRec", ("SASRec BCE", "SASRec softmax")),
-    "bert4rec": Source("Sun 2019", "1904.06690"),
+    "bert4rec": Source("Sun 2019", "1904.06690", "BERT4Rec"),
     "clrec": Source("Zhou 2021", "2005.12964"),
     "multi_clrec": Source("Zhou 2021", "2005.12964"),
     "contrastvae": Source("Wang 2022", "2209.00456", "ContrastVAE VA", ("ContrastVAE VA+DA, BCE", "ContrastVAE VA+DA")),
