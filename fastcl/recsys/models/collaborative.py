@@ -27,10 +27,9 @@ SIMILARITIES: dict[str, Callable[[Tensor], Tensor]] = {
     "cosine": normalized,
     "dot": lambda x: x,
 }
+LOSS_MEANING = """Training loss of a user's vector with a clicked item and with negatives. "infonce" is the sampled
+    softmax without a correction for how negatives are drawn, "sampled_softmax" the one with it."""
 SCORED_BY = ("similarity", *SIMILARITIES)
-SCORED_BY_MEANING = """What a score is after training: that of the training (similarity), cosine, or inner product
-    (dot). Negatives from the batch are drawn by popularity, so that a cosine trained against them leaves popularity
-    out of the score; the lengths of LightGCN's vectors, which inner products count, bring popularity back in."""
 NEGATIVES = ("uniform", "popularity", "batch")
 
 
@@ -69,14 +68,16 @@ class CollaborativeConfig:
     """Settings that `MF` and `LightGCN` share."""
 
     dim: int = setting(64, "Width of the vectors of users and items.")
-    loss: str = setting(
-        "mine_plus",
-        """Training loss of a user's vector with a clicked item and with negatives. "infonce" is the sampled softmax
-        without a correction for how negatives are drawn, "sampled_softmax" the one with it.""",
-        LOSSES,
-    )
+    loss: str = setting("mine_plus", LOSS_MEANING, LOSSES)
     similarity: str = setting("cosine", "What a score is in training: cosine, or inner product (dot).", SIMILARITIES)
-    scored_by: str = setting("similarity", SCORED_BY_MEANING, SCORED_BY)
+    scored_by: str = setting(
+        "similarity",
+        """What a score is after training: that of the training (similarity), cosine, or inner product (dot). Negatives
+        from the batch are drawn by popularity, so that a cosine trained against them leaves popularity out of the
+        score, unless the loss is sampled_softmax; the lengths of LightGCN's vectors, which inner products count, bring
+        popularity back in.""",
+        SCORED_BY,
+    )
     temperature: float = setting(0.1, "Scores are divided by it in every loss but ccl and directau.")
     lam: float = setting(1.1, "Weight of the negatives' part of mine_plus and infonce_plus.")
     epsilon: float = setting(0.0, "Weight of the positive in the denominator of infonce_plus.")

@@ -6,7 +6,7 @@ This file holds the graph and the products with it; collaborative.py has batches
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,15 +15,9 @@ from torch import Tensor, nn
 
 from fastcl.recsys.data import PAD, Histories, Items
 from fastcl.recsys.models.base import NamedRows
-from fastcl.recsys.models.collaborative import (
-    SCORED_BY,
-    SCORED_BY_MEANING,
-    Batch,
-    Collaborative,
-    CollaborativeConfig,
-    Vectors,
-)
+from fastcl.recsys.models.collaborative import LOSS_MEANING, Batch, Collaborative, CollaborativeConfig, Vectors
 from fastcl.recsys.models.layers import seeded
+from fastcl.recsys.models.pair_losses import LOSSES
 from fastcl.recsys.models.ragged import Ragged
 from fastcl.recsys.options import at_least
 from fastcl.recsys.settings import setting, settled
@@ -33,9 +27,7 @@ from fastcl.recsys.settings import setting, settled
 class LightGCNConfig(CollaborativeConfig):
     """Settings of `LightGCN`."""
 
-    EARLIER: ClassVar[dict[str, Any]] = {"scored_by": "similarity"}  # what runs that do not record this setting had
-
-    scored_by: str = setting("dot", SCORED_BY_MEANING, SCORED_BY)
+    loss: str = setting("sampled_softmax", LOSS_MEANING, LOSSES)  # corrects for how often items are in batches
     layers: int = setting(1, "Steps of the longest walk; more of them cost as many products with the graph.")
     negatives: str = setting(
         "batch",
