@@ -218,3 +218,20 @@ def test_scores_are_of_the_kind_asked_for_whatever_the_training_has(
     other = small(split, loss="mine_plus", similarity="cosine", temperature=0.5)
     other.load_state_dict(model.state_dict())
     torch.testing.assert_close(model.loss(batch), other.loss(batch))
+
+
+def test_the_default_keeps_popularity_in_the_scores_against_negatives_of_the_batch() -> None:
+    """Users click by popularity alone. MINE+ leaves it out of the cosine, so that its scores follow it less."""
+    rng = np.random.default_rng(0)
+    share = 1.0 / np.arange(1, 41)
+    rows = [(f"u{u}", f"i{i}") for u in range(150) for i in rng.choice(40, 8, replace=False, p=share / share.sum())]
+    split = Interactions.read({"user": [u for u, _ in rows], "item": [i for _, i in rows]}, time=None).split("none")
+    counts = np.bincount(split.train.item, minlength=len(split.items) + 1)[1:]
+    follows = {}
+    choices: dict[str, dict[str, Any]] = {"default": {}, "mine_plus": {"loss": "mine_plus"}}
+    for name, options in choices.items():
+        model = small(split, batch=256, **options)
+        fit(model, split, epochs=8, lr=1e-2, seed=0, progress=False)
+        mean = model.scores(split.train).detach().mean(0)[1:].numpy()
+        follows[name] = np.corrcoef(mean, np.log(counts))[0, 1]
+    assert follows["default"] > 0.85 > follows["mine_plus"]
